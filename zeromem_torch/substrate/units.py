@@ -1,0 +1,111 @@
+"""The temporal hierarchy: turns, windows, episodes and local spans over the original traces (paper Eq. 5).
+
+A turn is one trace. A window is a few neighbouring turns of one session, an episode a longer run of it; both are only
+ranges of turns, so nothing is generated. A trace without a session (a document) is its own window and its own episode: the
+order of a pool means nothing, so it makes no neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from zeromem_torch.substrate.tokenizer import sentence_spans
+from zeromem_torch.substrate.traces import Trace
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Traces in order of time, and where each stands in its session."""
+
+    traces: tuple[Trace, ...]
+    session: Int[Tensor, " units"]
+    position: Int[Tensor, " units"]  # -1 for a trace without a session
+    sessions: int
+
+
+def order_turns(traces: Sequence[Trace]) -> Turns:
+    """Sessions by their first event time, turns by their order; what has no time keeps the order it came in."""
+    groups: dict[str, list[Trace]] = {}
+    for i, trace in enumerate(traces):
+        groups.setdefault(trace.session or f"\0{i}", []).append(trace)
+    known = [min((t.time for t in group if t.time), default=None) for group in groups.values()]
+    latest: datetime | None = None
+    keys = []
+    for arrival, start in enumerate(known):  # an undated session follows the one that came before it
+        latest = start or latest
+        keys.append((latest is not None, latest.timestamp() if latest else 0.0, arrival))
+    ordered, session, position = [], [], []
+    for number, (_, group) in enumerate(sorted(zip(keys, groups.values(), strict=True), key=lambda pair: pair[0])):
+        for place, trace in enumerate(sorted(group, key=lambda t: t.order)):
+            ordered.append(trace)
+            session.append(number)
+            position.append(place if trace.session else -1)
+    return Turns(tuple(ordered), torch.tensor(session), torch.tensor(position), len(groups))
+
+
+def day_of(time: datetime | None) -> int:
+    """Proleptic ordinal of the day, as the speaker's own clock had it; 0 = unknown."""
+    return time.date().toordinal() if time else 0
+
+
+def turn_prefix(trace: Trace, *, dated: bool = True) -> str:
+    """What is put before a turn's text where it is indexed and read: "[8 May 2023] Melanie: ", or a document's title."""
+    date = f"[{trace.time.day} {trace.time:%B %Y}] " if dated and trace.time else ""
+    speaker = f"{trace.speaker}: " if trace.speaker else ""
+    title = f"{trace.title}. " if trace.title else ""
+    return f"{date}{speaker}{title}"
+
+
+def windows(session: Int[Tensor, " units"], length: int) -> tuple[Int[Tensor, " members"], Int[Tensor, " members"], int]:
+    """Runs of ``length`` turns inside a session, stride 1; a shorter session is one window.
+
+    Returns which window and which unit each membership joins, and the number of windows.
+    """
+    units = session.numel()
+    if not units:
+        return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long), 0
+    place = torch.arange(units)
+    last = torch.searchsorted(session, session, right=True)  # one past the session's last unit
+    first = torch.searchsorted(session, session)
+    starts = place[(place + length <= last) | (place == first)]
+    ends = torch.minimum(starts + length, last[starts])
+    window = torch.repeat_interleave(torch.arange(starts.numel()), ends - starts)
+    unit = torch.repeat_interleave(starts - (ends - starts).cumsum(0) + (ends - starts), ends - starts)
+    return window, unit + torch.arange(window.numel()), starts.numel()
+
+
+def episodes(session: Int[Tensor, " units"], length: int) -> Int[Tensor, " units"]:
+    """The episode of each unit: a session cut into even runs of about ``length`` turns."""
+    if not session.numel():
+        return session.clone()
+    first = torch.searchsorted(session, session)
+    size = torch.searchsorted(session, session, right=True) - first
+    parts = (size / length).round().clamp(min=1)
+    part = ((torch.arange(session.numel()) - first) * parts / size).floor().long()
+    key = session * (session.numel() + 1) + part
+    return torch.unique(key, return_inverse=True)[1]
+
+
+def chunk_spans(text: str, token_spans: Sequence[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    """Character spans of at most ``limit`` tokens that cover the text, cut at sentences where they fit.
+
+    A sentence longer than the limit is cut between tokens. Nothing is dropped.
+    """
+    if len(token_spans) <= limit:
+        return [(0, len(text))]
+    starts = [start for start, _ in token_spans]
+    sentence_starts = {a for a, _ in sentence_spans(text)}
+    cuts = [i for i in range(len(starts)) if starts[i] in sentence_starts or i == 0]
+    spans, begin = [], 0
+    while begin < len(starts):
+        end = min(begin + limit, len(starts))
+        if end < len(starts):
+            fitting = [cut for cut in cuts if begin < cut <= end]
+            end = fitting[-1] if fitting else end
+        spans.append((starts[begin] if begin else 0, starts[end] if end < len(starts) else len(text)))
+        begin = end
+    return spans
