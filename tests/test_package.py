@@ -27,7 +27,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a copy of the source, to which a kernel has been added that only a build that follows the link can find."""
+    """A wheel of a copy of the source with one more kernel, which only a build that follows the link can find."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

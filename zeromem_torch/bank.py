@@ -74,10 +74,11 @@ class Index:
     in_degree: Int[Tensor, " nodes"] = on("nodes")
     edge_source: Int[Tensor, " edges"] = on("edges", to="nodes")
     edge_weight: Float[Tensor, " edges"] = on("edges")
-    # lexical impacts at three levels over one vocabulary
-    unit_postings: Postings = field(metadata={"rows": "units"})
-    window_postings: Postings = field(metadata={"rows": "windows"})
-    episode_postings: Postings = field(metadata={"rows": "episodes"})
+    # lexical impacts of terms at three levels, and of pairs of neighbouring terms
+    unit_postings: Postings = field(metadata={"rows": "units", "terms": "terms"})
+    window_postings: Postings = field(metadata={"rows": "windows", "terms": "terms"})
+    episode_postings: Postings = field(metadata={"rows": "episodes", "terms": "terms"})
+    phrase_postings: Postings = field(metadata={"rows": "windows", "terms": "phrases"})
 
     def to(self, device: torch.device | str) -> Self:
         moved = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self) if "axis" in f.metadata}
@@ -168,7 +169,8 @@ def pack(indexes: Sequence[Index], sizes: Sequence[Mapping[str, int]], device: t
         for f in dataclasses.fields(index):
             if "axis" in f.metadata:
                 own[f.metadata["axis"]] = getattr(index, f.name).shape[0]
-        own["terms"] = index.unit_postings.counts.shape[0]
+            else:
+                own[f.metadata["terms"]] = getattr(index, f.name).counts.shape[0]
         lengths.append(own)
     names = list(lengths[0]) if lengths else []
     axes = {name: axis_of([own[name] for own in lengths], device) for name in names}
@@ -177,7 +179,7 @@ def pack(indexes: Sequence[Index], sizes: Sequence[Mapping[str, int]], device: t
         if to is not None:
             starts = axes[to].ptr
             tensors = [torch.where(t >= 0, t + starts[m], t) for m, t in enumerate(tensors)]
-        return torch.cat(list(tensors)).to(device)
+        return (tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))).to(device)
 
     packed: dict[str, Any] = {}
     for f in dataclasses.fields(Index):

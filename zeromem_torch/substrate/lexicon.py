@@ -9,6 +9,7 @@ Impacts are computed once when a memory is built, so that a query is a walk over
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -71,6 +72,11 @@ class TermCounts:
 def inverse_frequency(frequency: Int[Tensor, " terms"], rows: int) -> Float[Tensor, " terms"]:
     """``idf(t) = ln(1 + (N - df + .5) / (df + .5))``, in natural-log units."""
     return torch.log1p((rows - frequency + 0.5) / (frequency + 0.5)).float()
+
+
+def bigrams(words: Sequence[str]) -> list[str]:
+    """Pairs of neighbouring terms: the exact-phrase signal, at the cost of one more small vocabulary."""
+    return [f"{a} {b}" for a, b in pairwise(words)]
 
 
 def query_terms(words: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:

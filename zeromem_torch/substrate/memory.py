@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import torch
 from jaxtyping import Int
@@ -10,13 +11,13 @@ from torch.nn.functional import normalize
 
 from zeromem_torch.bank import Index
 from zeromem_torch.config import SubstrateConfig
-from zeromem_torch.routing.profile import LABEL_KINDS, needs_context, text_kinds
 from zeromem_torch.sparse import offsets
 from zeromem_torch.substrate.dates import find_dates
 from zeromem_torch.substrate.encoder import Encoded, Encoder, pool_spans
 from zeromem_torch.substrate.entities import EntityExtractor, Mention, normalise_entity
 from zeromem_torch.substrate.graph import Gazetteer, transition
-from zeromem_torch.substrate.lexicon import TermCounts
+from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
+from zeromem_torch.substrate.lexicon import TermCounts, bigrams, inverse_frequency
 from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans, tokenize
 from zeromem_torch.substrate.traces import Trace
 from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, windows
@@ -33,10 +34,16 @@ class Memory:
     index: Index
     sizes: Mapping[str, int]  # axes that no tensor spans
     vocabulary: Mapping[str, int]
+    phrases: Mapping[str, int]  # pairs of neighbouring terms
     rarity: Mapping[str, float]  # idf of a term over the turns
     entities: Mapping[str, int]
     speakers: Mapping[str, int]
     titles: Gazetteer
+
+    @property
+    def latest(self) -> datetime | None:
+        """The last event time: "now" for a query that brings no time of its own."""
+        return max((trace.time for trace in self.turns.traces if trace.time), default=None)
 
 
 @dataclass(frozen=True)
@@ -54,14 +61,14 @@ def build_memory(
 ) -> Memory:
     """Build the index of one boundary from all of its traces."""
     turns = order_turns(traces)
-    prefixes = [turn_prefix(trace) for trace in turns.traces]
+    prefixes = [turn_prefix(trace, dated=False) for trace in turns.traces]
     texts = [trace.text for trace in turns.traces]
     units = len(texts)
 
-    chunks, unit_tokens = _chunk(texts, prefixes, encoder)
+    chunks, unit_tokens = _chunk(texts, prefixes, [turn_prefix(trace) for trace in turns.traces], encoder)
     encoded = encoder.encode(chunks.text, states=True)
     chunk_unit = torch.tensor(chunks.unit, dtype=torch.long)
-    undated = _undated_vectors(encoded, chunks, turns.traces, prefixes)
+    unit_vectors = _mean_vectors(encoded.vectors, chunk_unit, units)
     member_window, member_unit, window_count = windows(turns.session, config.window)
     unit_episode = episodes(turns.session, config.episode)
     episode_count = int(unit_episode.max()) + 1 if units else 0
@@ -87,13 +94,11 @@ def build_memory(
 
     analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer)
     vocabulary: dict[str, int] = {}
-    dated = TermCounts.of([analyse(p + t) for p, t in zip(prefixes, texts, strict=True)], vocabulary)
-    plain = TermCounts.of(
-        [analyse(turn_prefix(t, dated=False) + t.text) for t in turns.traces], vocabulary
-    )  # a window's turns share a date: counted once, in the turn
-    dated.terms = len(vocabulary)
-    frequency = torch.bincount(dated.term, minlength=dated.terms).float()
-    rarity = torch.log1p((units - frequency + 0.5) / (frequency + 0.5)).tolist()
+    terms = [analyse(f"{trace.title} {trace.text}") for trace in turns.traces]
+    counts = TermCounts.of(terms, vocabulary)
+    phrases: dict[str, int] = {}
+    pairs = TermCounts.of([bigrams(words) for words in terms], phrases)
+    rarity = inverse_frequency(torch.bincount(counts.term, minlength=counts.terms), units).tolist()
 
     held = torch.bincount(chunk_unit, minlength=units)
     index = Index(
@@ -114,10 +119,10 @@ def build_memory(
         date_unit=_long([u for u, _ in dates]),
         date_first=_long([d.first_day for _, d in dates]),
         date_last=_long([d.last_day for _, d in dates]),
-        window_vectors=_mean_vectors(undated[member_unit], member_window, window_count),
+        window_vectors=_mean_vectors(unit_vectors[member_unit], member_window, window_count),
         member_window=member_window,
         member_unit=member_unit,
-        episode_vectors=_mean_vectors(undated, unit_episode, episode_count),
+        episode_vectors=_mean_vectors(unit_vectors, unit_episode, episode_count),
         sentence_unit=sentence_unit,
         sentence_vectors=sentence_vectors,
         mention_sentence=mention_sentence,
@@ -126,43 +131,45 @@ def build_memory(
         in_degree=transition_t.crow.diff(),
         edge_source=transition_t.col,
         edge_weight=transition_t.val,
-        unit_postings=dated.postings(config.k1, config.b),
-        window_postings=plain.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
-        episode_postings=plain.merged(torch.arange(units), unit_episode, episode_count).postings(config.k1, config.b),
+        unit_postings=counts.postings(config.k1, config.b),
+        window_postings=counts.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
+        phrase_postings=pairs.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
+        episode_postings=counts.merged(torch.arange(units), unit_episode, episode_count).postings(config.k1, config.b),
     )
     assert int(held.min() if units else 1) >= 1, "every unit has a chunk"
     sizes = {"sessions": turns.sessions, "speakers": len(speakers)}
     return Memory(
-        boundary, turns, index, sizes, vocabulary, dict(zip(vocabulary, rarity, strict=True)), entities, speakers, titles
+        boundary,
+        turns,
+        index,
+        sizes,
+        vocabulary,
+        phrases,
+        dict(zip(vocabulary, rarity, strict=True)),
+        entities,
+        speakers,
+        titles,
     )
 
 
-def _chunk(texts: Sequence[str], prefixes: Sequence[str], encoder: Encoder) -> tuple[_Chunks, list[int]]:
+def _chunk(
+    texts: Sequence[str], prefixes: Sequence[str], dated: Sequence[str], encoder: Encoder
+) -> tuple[_Chunks, list[int]]:
     chunks = _Chunks([], [], [], [])
     unit_tokens = []
+    dated_tokens = [len(spans) for spans in encoder.token_spans(dated)]
     prefix_tokens = [len(spans) for spans in encoder.token_spans(prefixes)]
     for unit, (text, spans) in enumerate(zip(texts, encoder.token_spans(texts), strict=True)):
         prefix = prefixes[unit]
-        unit_tokens.append(len(spans) + prefix_tokens[unit])
         room = max(encoder.max_tokens - SPECIAL_TOKENS - prefix_tokens[unit], encoder.max_tokens // 2)
-        for start, end in chunk_spans(text, spans, room):
+        parts = chunk_spans(text, spans, room)
+        unit_tokens.append(dated_tokens[unit] + min(len(spans), room))  # a reader is handed the best chunk at most
+        for start, end in parts:
             chunks.unit.append(unit)
             chunks.span.append((start, end))
             chunks.text.append(prefix + text[start:end])
             chunks.shift.append(len(prefix) - start)
     return chunks, unit_tokens
-
-
-def _undated_vectors(
-    encoded: Encoded, chunks: _Chunks, traces: Sequence[Trace], prefixes: Sequence[str]
-) -> Tensor:
-    """A unit's vector without its date, pooled in context; what windows and episodes are means of."""
-    spans = [
-        (len(prefixes[unit]) - len(turn_prefix(traces[unit], dated=False)), len(text))
-        for unit, text in zip(chunks.unit, chunks.text, strict=True)
-    ]
-    pooled = pool_spans(encoded, torch.arange(len(spans)), _pairs(spans))
-    return _mean_vectors(pooled, _long(chunks.unit), len(traces))
 
 
 def _entities(

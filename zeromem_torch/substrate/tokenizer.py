@@ -75,11 +75,12 @@ def tokenize(text: str) -> list[str]:
     - A text of nothing but punctuation is its blank-separated pieces.
     """
     if text.isascii():
-        tokens = _split_ascii(text.lower())
+        folded = text.lower()
+        tokens = _split_ascii(folded)
     else:
         folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-        tokens = _split_unicode(folded.translate(_FOLDED)) or folded.split()
-    return tokens or [piece[:_LONGEST] for piece in text.lower().split()]
+        tokens = _split_unicode(folded.translate(_FOLDED))
+    return tokens or [piece[:_LONGEST] for piece in folded.split()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def _unicode_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
         elif category == "So" and not 0x1F1E6 <= code <= 0x1F1FF:
             symbols.append(code)
     word = f"a-z0-9{_ranges(letters)}"
-    cluster = f"[{_UNSPACED}][{_ranges(marks)}]*+"
+    cluster = f"[{_UNSPACED}][{_ranges(marks)}]{{0,16}}+"
     flag = "[\U0001f1e6-\U0001f1ff]{1,2}"
     token = f"(?:{cluster})++|{_pattern(word + _ranges(marks))}|{flag}|[{_ranges(symbols)}]"
     return re.compile(token), re.compile(cluster)

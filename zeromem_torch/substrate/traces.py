@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["Trace", "ZeroMemError", "nearest", "parse_time"]
+__all__ = ["Trace", "ZeroMemError", "check_text", "nearest", "parse_time"]
 
 TIME_FORMS = (
     "'1:56 pm on 8 May, 2023' (LoCoMo), '2023/05/20 (Sat) 02:21' (LongMemEval), "
@@ -69,7 +69,7 @@ class Trace:
     def __post_init__(self) -> None:
         where = _Where(self.id)
         for name in ("id", "boundary", "text", "session", "speaker", "role", "title"):
-            _check_text(where, name, getattr(self, name), blank_ok=name not in _REQUIRED)
+            check_text(where, name, getattr(self, name), blank_ok=name not in _REQUIRED)
         if isinstance(self.order, bool) or not isinstance(self.order, int) or not -(2**63) <= self.order < 2**63:
             raise ZeroMemError.of(f"{where}, order", "a 64-bit integer", self.order, "number the turns of a session")
         if self.time is not None:
@@ -145,6 +145,23 @@ def parse_time(value: str | float | datetime) -> datetime:
     raise ZeroMemError.of("time", TIME_FORMS, value, "write it in one of these forms")
 
 
+def check_text(where: object, name: str, value: object, *, blank_ok: bool = False) -> None:
+    """Refuse what is not a usable string: blank, or with a NUL or a lone surrogate in it."""
+    if not isinstance(value, str):
+        raise ZeroMemError.of(f"{where}, {name}", "a string", value, "convert it first")
+    if not blank_ok and not _CONTENT.search(value):
+        advice = f"give it, or leave the {where} out"
+        raise ZeroMemError.of(f"{where}, {name}", "something that is not blank", value, advice)
+    if "\x00" in value:
+        raise ZeroMemError.of(f"{where}, {name}", "text without NUL", value, "remove the character U+0000")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        got = f"a lone surrogate at character {error.start}"
+        advice = "decode the bytes with errors='replace', or remove it"
+        raise ZeroMemError.of(f"{where}, {name}", "valid Unicode", got, advice) from None
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """'did you mean ...? ' with up to three near options, ready to stand in an error; '' when none is near."""
     folded = {option.casefold(): option for option in options}
@@ -178,29 +195,13 @@ def _with_zone(time: datetime) -> datetime:
     return time.replace(tzinfo=UTC) if time.utcoffset() is None else time
 
 
-def _check_text(where: _Where, name: str, value: object, *, blank_ok: bool) -> None:
-    if not isinstance(value, str):
-        raise ZeroMemError.of(f"{where}, {name}", "a string", value, "convert it first")
-    if not blank_ok and not _CONTENT.search(value):
-        advice = "give it, or leave the trace out"
-        raise ZeroMemError.of(f"{where}, {name}", "something that is not blank", value, advice)
-    if "\x00" in value:
-        raise ZeroMemError.of(f"{where}, {name}", "text without NUL", value, "remove the character U+0000")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        got = f"a lone surrogate at character {error.start}"
-        advice = "decode the bytes with errors='replace', or remove it"
-        raise ZeroMemError.of(f"{where}, {name}", "valid Unicode", got, advice) from None
-
-
 def _checked_metadata(where: _Where, metadata: object) -> dict[str, str | int | float | bool]:
     if not isinstance(metadata, Mapping):
         raise ZeroMemError.of(f"{where}, metadata", "a mapping", metadata, "pass names and scalar values")
     for key, value in metadata.items():
-        _check_text(where, "metadata key", key, blank_ok=False)
+        check_text(where, "metadata key", key, blank_ok=False)
         if isinstance(value, str):
-            _check_text(where, f"metadata[{_shown(key)}]", value, blank_ok=True)
+            check_text(where, f"metadata[{_shown(key)}]", value, blank_ok=True)
         elif not isinstance(value, (bool, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
             expected, advice = "a string, a bool or a finite number", "drop it, or write it as a string"
             raise ZeroMemError.of(f"{where}, metadata[{_shown(key)}]", expected, value, advice)

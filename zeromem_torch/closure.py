@@ -1,0 +1,67 @@
+"""Evidence closure (paper Eq. 14): what the main evidence needs beside it to be understood, bounded and without doubles.
+
+Three relations bring a unit in: it neighbours a main unit in its session and one leans on the other (a question and its
+answer, a pronoun and its referent), or it hangs on a main unit in the graph (a document whose title the other names, or
+an entity they share). Added by default, neighbours cost more than they bring at equal tokens (measured), so support is a
+score: it raises a unit among the others, and the ranking decides what is handed over.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zeromem_torch.bank import MemoryBank, segment_max, segment_minmax
+
+
+@dataclass(frozen=True)
+class Support:
+    """What closure adds to each unit's score, by relation."""
+
+    neighbour: Float[Tensor, "slots units"]
+    graph: Float[Tensor, "slots units"]
+
+
+class Closure(nn.Module):
+    """Support of every unit by the main evidence M(q).
+
+    A main unit of fused score S supports its neighbour with ``neighbour * S`` where one leans on the other, and every
+    unit with ``graph * S * P2``, where P2 is the chance that two steps of the graph (unit -> entity -> unit), or one along
+    a link, lead there, brought to [0, 1].
+    """
+
+    def __init__(self, neighbour: float = 0.1, graph: float = 0.1) -> None:
+        super().__init__()
+        self.neighbour = neighbour
+        self.graph = graph
+
+    def forward(
+        self,
+        fused: Float[Tensor, "slots units"],
+        main: Int[Tensor, "slots memories k"],
+        bank: MemoryBank,
+    ) -> Support:
+        source = self._main_scores(fused, main)
+        units = bank.axes["units"]
+        near = torch.zeros_like(fused)
+        if units.size > 1:
+            together = (bank.unit_session[1:] == bank.unit_session[:-1]) & (bank.unit_position[1:] >= 0)
+            joined = (together & (bank.unit_asks[:-1] | bank.unit_leans[1:])).to(fused.dtype)
+            near = torch.cat([torch.zeros_like(near[:, :1]), source[:, :-1] * joined], 1)
+            near = torch.maximum(near, torch.cat([source[:, 1:] * joined, torch.zeros_like(near[:, :1])], 1))
+        nodes = bank.axes["nodes"].size
+        mass = fused.new_zeros(fused.shape[0], nodes).index_copy(1, bank.unit_node.long(), source).T.contiguous()
+        once = bank.transition_t @ mass
+        twice = bank.transition_t @ once
+        reached = (once + twice).T[:, bank.unit_node.long()]
+        reached = torch.where(source > 0, torch.zeros_like(reached), reached)
+        peak = segment_max(reached, units.segment, units.segments, empty=0.0)[:, units.segment]
+        return Support(self.neighbour * near, self.graph * reached / peak.clamp(min=1e-9))
+
+    def _main_scores(self, fused: Tensor, main: Tensor) -> Tensor:
+        rows = main.flatten(1)
+        chosen = torch.zeros_like(fused, dtype=torch.bool)
+        slot = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
+        chosen[slot[rows >= 0], rows[rows >= 0]] = True
+        return torch.where(chosen, fused.clamp(min=0), torch.zeros_like(fused))

@@ -1,0 +1,53 @@
+"""Whom a question is about, and the question as that person would have said it (paper Eq. 6, the subject).
+
+In a conversation people speak of themselves in the first person, while questions name them: "What did Melanie paint?" is
+matched as "What did I paint?". Late interaction compares tokens in context, so this brings both sides into one voice. A
+rule on pronouns; nothing is generated.
+"""
+
+import re
+from collections.abc import Sequence
+
+_THIRD_PERSON = (
+    (re.compile(r"\b(?:his|her|hers)\b", re.IGNORECASE), "my"),
+    (re.compile(r"\b(?:he|she)\b", re.IGNORECASE), "I"),
+    (re.compile(r"\bhim\b", re.IGNORECASE), "me"),
+    (re.compile(r"\b(?:himself|herself)\b", re.IGNORECASE), "myself"),
+)
+
+
+def subject_of(question: str, named: Sequence[str]) -> tuple[str, ...]:
+    """Of the speakers that a question names, the one it is about, and then the others.
+
+    With two names the first is asked about ("What did Ann give Bob?"), unless they are joined ("Ann and Bob"): then both
+    are, and there is no subject. Nor is there one without a name.
+    """
+    if len(named) < 2:
+        return tuple(named)
+    found = [(match.start(), match.end(), name) for name in named if (match := _form(name).search(question))]
+    places = sorted(found)
+    (_, end, first), (start, _, _) = places[0], places[1]
+    joined = re.fullmatch(r"(?:['\u2019]s)?\s*(?:,|&|\band\b|\bor\b|,\s*and\b)\s*", question[end:start], re.IGNORECASE)
+    return () if joined else (first, *(name for _, _, name in places[1:]))
+
+
+def first_person(question: str, subject: str, addressee: str | None = None) -> str:
+    """The question with its subject (and that one's pronouns) as "I", and the person spoken to as "you"."""
+    spoken = _replaced(question, subject, "I", "my")
+    if addressee is not None:
+        spoken = _replaced(spoken, addressee, "you", "your")
+    for pattern, word in _THIRD_PERSON:
+        spoken = pattern.sub(word, spoken)
+    return spoken
+
+
+def _form(name: str) -> re.Pattern[str]:
+    """A whole name or its first word."""
+    forms = sorted({name, name.split()[0]}, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(form) for form in forms)})(?!\w)", re.IGNORECASE)
+
+
+def _replaced(text: str, name: str, word: str, possessive: str) -> str:
+    pattern = _form(name).pattern
+    text = re.sub(rf"{pattern}['\u2019]s?(?!\w)", possessive, text, flags=re.IGNORECASE)
+    return re.sub(pattern, word, text, flags=re.IGNORECASE)
