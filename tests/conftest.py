@@ -21,7 +21,6 @@ SHAPED = [
     for path in (ROOT / "zeromem_torch").rglob("*.py")
     if "from jaxtyping import" in path.read_text()
 ]
-SHAPED = [name for name in SHAPED if name not in {"zeromem_torch.sparse", "zeromem_torch.bank"}]  # HELD
 install_import_hook(SHAPED, "shapes.checked")
 
 

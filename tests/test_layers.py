@@ -14,7 +14,7 @@ PACKAGE = ROOT / "zeromem_torch"
 
 # From the bottom up: a layer may import itself and the layers below it, never one above it.
 LAYERS = (
-    {"config", "sparse", "bank"},
+    {"config", "evidence", "sparse", "bank"},
     {"substrate"},
     {"routing"},
     {"retrieval"},

@@ -70,9 +70,9 @@ class Index:
     mention_sentence: Int[Tensor, " mentions"] = on("mentions", to="sentences")
     mention_entity: Int[Tensor, " mentions"] = on("mentions", to="entities")
     entity_node: Int[Tensor, " entities"] = on("entities", to="nodes")
-    # P^T of Eq. 10, entries sorted by target: in_degree counts them
-    in_degree: Int[Tensor, " nodes"] = on("nodes")
-    edge_source: Int[Tensor, " edges"] = on("edges", to="nodes")
+    # edges of the entity-context graph, sorted by the node they leave: out_degree counts them
+    out_degree: Int[Tensor, " nodes"] = on("nodes")
+    edge_target: Int[Tensor, " edges"] = on("edges", to="nodes")
     edge_weight: Float[Tensor, " edges"] = on("edges")
     # lexical impacts of terms at three levels, and of pairs of neighbouring terms
     unit_postings: Postings = field(metadata={"rows": "units", "terms": "terms"})
@@ -141,9 +141,13 @@ class MemoryBank:
         return self.index.unit_session.device
 
     @cached_property
-    def transition_t(self) -> Csr:
-        """``P^T`` over the nodes of all memories: block-diagonal."""
-        return Csr(offsets(self.in_degree), self.edge_source, self.edge_weight, self.axes["nodes"].size)
+    def adjacency(self) -> Csr:
+        """``A`` over the nodes of all memories, from row to column: block-diagonal."""
+        return Csr(offsets(self.out_degree), self.edge_target, self.edge_weight, self.axes["nodes"].size)
+
+    @cached_property
+    def adjacency_t(self) -> Csr:
+        return self.adjacency.transpose()
 
     @cached_property
     def mentions(self) -> Csr:

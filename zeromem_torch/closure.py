@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import MemoryBank, segment_max, segment_minmax
+from zeromem_torch.bank import MemoryBank, segment_max
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Closure(nn.Module):
     """Support of every unit by the main evidence M(q).
 
     A main unit of fused score S supports its neighbour with ``neighbour * S`` where one leans on the other, and every
-    unit with ``graph * S * P2``, where P2 is the chance that two steps of the graph (unit -> entity -> unit), or one along
-    a link, lead there, brought to [0, 1].
+    unit with ``graph * S * P2``, where P2 is the chance that two steps of the graph (unit -> entity -> unit) lead there,
+    brought to [0, 1].
     """
 
     def __init__(self, neighbour: float = 0.1, graph: float = 0.1) -> None:
@@ -51,17 +51,16 @@ class Closure(nn.Module):
             near = torch.cat([torch.zeros_like(near[:, :1]), source[:, :-1] * joined], 1)
             near = torch.maximum(near, torch.cat([source[:, 1:] * joined, torch.zeros_like(near[:, :1])], 1))
         nodes = bank.axes["nodes"].size
-        mass = fused.new_zeros(fused.shape[0], nodes).index_copy(1, bank.unit_node.long(), source).T.contiguous()
-        once = bank.transition_t @ mass
-        twice = bank.transition_t @ once
-        reached = (once + twice).T[:, bank.unit_node.long()]
+        mass = fused.new_zeros(fused.shape[0], nodes).index_copy(1, bank.unit_node, source).T.contiguous()
+        leaving = (bank.adjacency @ torch.ones_like(mass[:, :1])).clamp(min=1e-30)
+        once = bank.adjacency_t @ (mass / leaving)
+        reached = (bank.adjacency_t @ (once / leaving)).T[:, bank.unit_node]
         reached = torch.where(source > 0, torch.zeros_like(reached), reached)
         peak = segment_max(reached, units.segment, units.segments, empty=0.0)[:, units.segment]
         return Support(self.neighbour * near, self.graph * reached / peak.clamp(min=1e-9))
 
     def _main_scores(self, fused: Tensor, main: Tensor) -> Tensor:
         rows = main.flatten(1)
-        chosen = torch.zeros_like(fused, dtype=torch.bool)
-        slot = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
-        chosen[slot[rows >= 0], rows[rows >= 0]] = True
-        return torch.where(chosen, fused.clamp(min=0), torch.zeros_like(fused))
+        chosen = fused.new_zeros(fused.shape[0], fused.shape[1] + 1)  # the last column takes the -1s
+        chosen = chosen.scatter(1, torch.where(rows >= 0, rows, fused.shape[1]), 1.0)[:, :-1]
+        return chosen * fused.clamp(min=0)

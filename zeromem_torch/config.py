@@ -24,41 +24,115 @@ class SubstrateConfig:
     b: float = 0.4
     stop_words: bool = True
     stemmer: str | None = "english"
-    adjacency: float = 0.0  # weight of an edge between neighbouring turns; 1.0 takes 2/3 of the walk's mass
-    title_links: float = 1.0  # weight of an edge from a document to one whose title it names
+    rarity: float = 2.0  # power of an entity's idf on its edges; 0 = the paper's Eq. 4
+    title_edge: float = 10.0  # an entity that is a document's title leads there so much more strongly
+    link: float = 1.0  # an edge from a document to one whose title it names; naming an entity shares 1
+    adjacency: float = 0.1  # share of a turn's mass that goes to its neighbours
+
+
+@dataclass(frozen=True)
+class SignalWeights:
+    """What each signal of a unit weighs in a score; the signals are described in `retrieval/signals.py`."""
+
+    dense_turn: float = 0.0
+    dense_window: float = 0.0
+    lexical_turn: float = 0.0
+    lexical_window: float = 0.0
+    lexical_episode: float = 0.0
+    phrase: float = 0.0
+    maxsim_turn: float = 0.0
+    maxsim_window: float = 0.0
+    subject: float = 0.0
+    date: float = 0.0
+    spoken_date: float = 0.0
+    holds_time: float = 0.0
+    holds_place: float = 0.0
+    holds_person: float = 0.0
+    holds_title: float = 0.0
+    title: float = 0.0
+    asks: float = 0.0
+    answers: float = 0.0
+    opens: float = 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+_SHARED = SignalWeights(
+    title=0.3,
+    dense_window=0.2,
+    lexical_window=0.1,
+    phrase=0.1,
+    subject=0.25,
+    date=0.5,
+    spoken_date=0.1,
+    holds_time=0.2,
+    holds_place=0.2,
+    holds_person=0.2,
+    holds_title=0.2,
+    asks=-0.05,
+    answers=0.05,
+    opens=0.05,
+)
+
+
+@dataclass(frozen=True)
+class SignalsConfig:
+    """How signals are computed."""
+
+    exhaustive: int = 2048  # units up to which late interaction compares a whole memory
+    candidates: int = 256  # units it compares in a larger one
+    date_reach: float = 15.0  # days at which a unit's nearness to a date asked about is 0
 
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """Eqs. 6-7."""
+    """Eq. 7."""
 
     rho: float = 0.6  # the paper's: weight of the primary view
+    views: str = "both"  # "both" | "graph" | "hierarchy"
 
 
 @dataclass(frozen=True)
 class GraphConfig:
     """Eqs. 8-10: the entity-context graph as a view."""
 
+    prior: SignalWeights = field(
+        default_factory=lambda: dataclasses.replace(_SHARED, maxsim_turn=0.5, maxsim_window=0.25)
+    )
+    exact: SignalWeights = field(default_factory=SignalWeights)  # refinement of the ranking by exact matches
     damping: float = 0.6  # the paper's gamma
     hops: int = 2
-    align: float = 0.8  # a query entity is aligned to its nearest graph entity from this cosine on
-    activation: float = 0.3  # share of the reset that entities get; the prior gets the rest
+    decay: float = 0.5
+    name: float = 0.05  # activation of a known entity that the query names; one that is a title starts with 1
     sharpness: float = 8.0  # power of the prior
+    affinity: float = 2.0  # power with which a step prefers units that answer the question without its names
+    named: float = 0.2  # mass that the question's own entities pass on
 
 
 @dataclass(frozen=True)
 class HierarchyConfig:
-    """Eq. 11: weights of a unit's signals."""
+    """Eq. 11."""
 
-    dense: float = 0.5
-    lexical: float = 0.5
+    weights: SignalWeights = field(
+        default_factory=lambda: dataclasses.replace(_SHARED, maxsim_turn=0.2, maxsim_window=0.55)
+    )
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """Eqs. 12-13."""
+
+    contrast: float = 4.0  # power of a view's score before mixing; the paper's fusion is 1
 
 
 @dataclass(frozen=True)
 class ClosureConfig:
     """Eq. 14."""
 
-    neighbours: int = 1
+    neighbour: float = 0.1  # support of a neighbour that leans on a main unit, or is leant on
+    graph: float = 0.1  # support along the graph
+    most: int = 5  # units that closure may add to the main evidence
 
 
 @dataclass(frozen=True)
@@ -66,14 +140,17 @@ class CalibrationConfig:
     """Eq. 15."""
 
     top_k: int = 5  # the paper's
+    weights: SignalWeights = field(default_factory=SignalWeights)
 
 
 @dataclass(frozen=True)
 class ZeroMemConfig:
     substrate: SubstrateConfig = field(default_factory=SubstrateConfig)
+    signals: SignalsConfig = field(default_factory=SignalsConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
     closure: ClosureConfig = field(default_factory=ClosureConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
 

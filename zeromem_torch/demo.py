@@ -7,11 +7,13 @@ from importlib.resources import as_file, files
 from typing import TextIO
 
 from zeromem_torch.evaluation.datasets import Dataset, Question, load_dataset
-from zeromem_torch.library import Evidence, EvidenceItem, ZeroMem
+from zeromem_torch.evidence import Evidence, EvidenceItem
+from zeromem_torch.library import ZeroMem
 from zeromem_torch.substrate.traces import Trace
 
 TOP_K = 3  # a person reads every line of this
 INDENT = " " * 5
+HANG = " " * 7
 
 
 def run_demo(memory: ZeroMem, out: TextIO | None = None, width: int | None = None) -> None:
@@ -26,7 +28,8 @@ def run_demo(memory: ZeroMem, out: TextIO | None = None, width: int | None = Non
     questions = data.questions
     found = memory.search_batch([q.text for q in questions], boundaries=[q.boundary for q in questions], top_k=TOP_K)
     for line in _page(data, found, memory, page):
-        print(line.rstrip(), file=out)
+        for part in textwrap.wrap(line, page, subsequent_indent=HANG, break_on_hyphens=False) or [""]:
+            print(part, file=out)
 
 
 def _page(data: Dataset, found: Sequence[Evidence], memory: ZeroMem, width: int) -> Iterator[str]:
@@ -35,7 +38,12 @@ def _page(data: Dataset, found: Sequence[Evidence], memory: ZeroMem, width: int)
         yield from _stored([trace for trace in data.traces if trace.boundary == boundary], width)
     yield ""
     yield _rule("What was asked, all of it in one batch", width)
-    yield "The answers were written down with the conversation; a * marks the turns that hold them."
+    yield from textwrap.wrap(
+        "The answers were written down with the conversation. Each turn found is shown with its place (trace and "
+        "characters), the reason it is there, its score, and what each view gave it: * marks a turn that holds the "
+        "answer, - another of the best turns, + those that only came along to close the context.",
+        width,
+    )
     for number, (question, evidence) in enumerate(zip(data.questions, found, strict=True), start=1):
         yield ""
         yield from _asked(number, question, evidence, width)
@@ -43,6 +51,7 @@ def _page(data: Dataset, found: Sequence[Evidence], memory: ZeroMem, width: int)
     yield _rule("What it comes to", width)
     yield from _summary(data, found)
     yield ""
+    yield _rule("Where the time went", width)
     yield from _timings(memory.timings)
     yield ""
     yield f"LLM calls by memory: {memory.ledger.memory_llm_calls}, tokens: {memory.ledger.memory_llm_tokens}"
@@ -60,10 +69,16 @@ def _stored(traces: Sequence[Trace], width: int) -> Iterator[str]:
 def _asked(number: int, question: Question, evidence: Evidence, width: int) -> Iterator[str]:
     yield from _ends(f"{number:>3}. {question.text}", f"{question.boundary}, {question.category}", width)
     yield f"{INDENT}answer: {'; '.join(question.answers)}"
-    route = f"route: {evidence.route}, weight {evidence.rho:.2f} ({'; '.join(evidence.reasons)})"
-    yield from textwrap.wrap(route, width, initial_indent=INDENT, subsequent_indent=INDENT + "  ")
+    yield f"{INDENT}route: {evidence.route}, rho {evidence.rho:.2f} ({'; '.join(evidence.reasons)})"
+    rest = []
     for item in evidence.items:
-        yield from _piece(item, item.trace_id in question.evidence, width)
+        expected = item.trace_id in question.evidence
+        if expected or item.source is None:
+            yield from _piece(item, expected, width)
+        else:
+            rest.append(f"{item.trace_id} ({item.reason} {item.score:.2f})")
+    if rest:
+        yield f"   + {', '.join(rest)}"
     held = {item.trace_id for item in evidence.items}
     if missed := [name for name in question.evidence if name not in held]:
         yield f"{INDENT}not found: {', '.join(missed)}"
@@ -73,8 +88,7 @@ def _piece(item: EvidenceItem, expected: bool, width: int) -> Iterator[str]:
     why = item.reason if item.source is None else f"{item.reason} of {item.source}"
     scores = "  ".join(f"{name} {score:.2f}" for name, score in {"score": item.score, **item.views}.items())
     yield from _ends(f"{'*' if expected else '-':>4} {item.trace_id}[{item.start}:{item.end}]  {why}", scores, width)
-    said = f'{_day(item)}, {item.speaker}: "{item.text}"'
-    yield from textwrap.wrap(said, width, initial_indent=INDENT + "  ", subsequent_indent=INDENT + "  ")
+    yield f'{HANG}{_day(item)}, {item.speaker}: "{item.text}"'
 
 
 def _summary(data: Dataset, found: Sequence[Evidence]) -> Iterator[str]:
@@ -99,7 +113,7 @@ def _ends(left: str, right: str, width: int) -> Iterator[str]:
     if len(left) + 2 + len(right) <= width:
         yield left + right.rjust(width - len(left))
     else:
-        yield from textwrap.wrap(left, width, subsequent_indent=INDENT)
+        yield left
         yield right.rjust(width)
 
 

@@ -9,12 +9,17 @@ from zeromem_torch.bank import Axis, segment_minmax
 class ViewFusion(nn.Module):
     """Bring both views to [0, 1] and mix them by the route:
 
-        S(u) = rho * primary(u) + (1 - rho) * secondary(u)
+        S(u) = rho * primary(u)^contrast + (1 - rho) * secondary(u)^contrast
 
     with min-max over the units that a view returned; here a view returns every unit of its memory, since a small pool
-    costs points (measured), and cutting comes after. ``graph_weight`` is rho where the route is relational and 1 - rho
-    where it is local, so it may also be any number that a learnt router gives.
+    costs points (measured), and cutting comes after. ``contrast`` 1 is the paper's Eq. 13. Above 1 a view speaks up for
+    the few units that it is sure of and leaves the rest to the other: a strong view loses less to a weak one (measured).
+    ``graph_weight`` is rho where the route is relational and 1 - rho where it is local, or what a learnt router gives.
     """
+
+    def __init__(self, contrast: float = 1.0) -> None:
+        super().__init__()
+        self.contrast = contrast
 
     def forward(
         self,
@@ -24,4 +29,5 @@ class ViewFusion(nn.Module):
         units: Axis,
     ) -> Float[Tensor, "slots units"]:
         weight = graph_weight[:, units.segment]
-        return weight * segment_minmax(graph, units) + (1 - weight) * segment_minmax(hierarchy, units)
+        of_graph, of_hierarchy = (segment_minmax(view, units) ** self.contrast for view in (graph, hierarchy))
+        return weight * of_graph + (1 - weight) * of_hierarchy

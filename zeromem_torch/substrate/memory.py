@@ -1,11 +1,12 @@
 """Build a memory: traces of one boundary in, the tensors of both views out. No generation, no network."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -14,8 +15,8 @@ from zeromem_torch.config import SubstrateConfig
 from zeromem_torch.sparse import offsets
 from zeromem_torch.substrate.dates import find_dates
 from zeromem_torch.substrate.encoder import Encoded, Encoder, pool_spans
-from zeromem_torch.substrate.entities import EntityExtractor, Mention, normalise_entity
-from zeromem_torch.substrate.graph import Gazetteer, transition
+from zeromem_torch.substrate.entities import EntityExtractor, Mention, entity_key
+from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words
 from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
 from zeromem_torch.substrate.lexicon import TermCounts, bigrams, inverse_frequency
 from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans, tokenize
@@ -39,6 +40,15 @@ class Memory:
     entities: Mapping[str, int]
     speakers: Mapping[str, int]
     titles: Gazetteer
+    chunk_spans: Sequence[tuple[int, int]]  # in the trace's text
+
+    def best_span(self, unit: int, query: Float[Tensor, " dim"]) -> tuple[int, int]:
+        """The stretch of a trace to hand over: all of it or, of a long one, the chunk nearest to the query."""
+        first, last = torch.searchsorted(self.index.chunk_unit, torch.tensor([unit, unit + 1])).tolist()
+        if last - first == 1:
+            return self.chunk_spans[first]
+        nearness = self.index.chunk_vectors[first:last] @ query.to(self.index.chunk_vectors)
+        return self.chunk_spans[first + int(nearness.argmax())]
 
     @property
     def latest(self) -> datetime | None:
@@ -74,19 +84,16 @@ def build_memory(
     episode_count = int(unit_episode.max()) + 1 if units else 0
 
     mentions = extractor.extract(texts)
-    sentence_unit, sentence_vectors, mention_sentence, mention_unit, mention_entity, entities = _entities(
-        turns.traces, mentions, encoded, chunks
-    )
-    titles = _titles(turns.traces)
-    transition_t = transition(
-        mention_unit,
-        mention_entity,
-        _title_links(turns.traces, titles),
+    titles = Gazetteer(turns.traces)
+    named = _entities(turns.traces, mentions, titles, encoded, chunks)
+    graph = entity_context_graph(
+        torch.stack([named.mention_unit, named.mention_entity], dim=1),
+        named.titles,
+        named.links,
         _neighbours(turns),
         units,
-        len(entities),
-        link_weight=config.title_links,
-        adjacency=config.adjacency,
+        len(named.entities),
+        GraphWeights(config.rarity, config.title_edge, config.link, config.adjacency),
     )
     dates = [(u, d) for u, trace in enumerate(turns.traces) for d in find_dates(trace.text, trace.time)]
     speakers: dict[str, int] = {}
@@ -123,14 +130,14 @@ def build_memory(
         member_window=member_window,
         member_unit=member_unit,
         episode_vectors=_mean_vectors(unit_vectors, unit_episode, episode_count),
-        sentence_unit=sentence_unit,
-        sentence_vectors=sentence_vectors,
-        mention_sentence=mention_sentence,
-        mention_entity=mention_entity,
-        entity_node=units + torch.arange(len(entities)),
-        in_degree=transition_t.crow.diff(),
-        edge_source=transition_t.col,
-        edge_weight=transition_t.val,
+        sentence_unit=named.sentence_unit,
+        sentence_vectors=named.sentence_vectors,
+        mention_sentence=named.mention_sentence,
+        mention_entity=named.mention_entity,
+        entity_node=units + torch.arange(len(named.entities)),
+        out_degree=graph.crow.diff(),
+        edge_target=graph.col,
+        edge_weight=graph.val,
         unit_postings=counts.postings(config.k1, config.b),
         window_postings=counts.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
         phrase_postings=pairs.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
@@ -146,9 +153,10 @@ def build_memory(
         vocabulary,
         phrases,
         dict(zip(vocabulary, rarity, strict=True)),
-        entities,
+        named.entities,
         speakers,
         titles,
+        chunks.span,
     )
 
 
@@ -172,58 +180,67 @@ def _chunk(
     return chunks, unit_tokens
 
 
+@dataclass(frozen=True)
+class _Named:
+    """Sentences with their vectors, and who is named where."""
+
+    entities: dict[str, int]
+    sentence_unit: Tensor
+    sentence_vectors: Tensor
+    mention_sentence: Tensor
+    mention_unit: Tensor
+    mention_entity: Tensor
+    titles: Tensor  # unit, entity
+    links: Tensor  # unit, unit whose title it names
+
+
 def _entities(
-    traces: Sequence[Trace], mentions: Sequence[Sequence[Mention]], encoded: Encoded, chunks: _Chunks
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, dict[str, int]]:
-    """Sentences with their vectors, and who is named where. A document's title is named by its first sentence."""
-    speakers = {normalise_entity(trace.speaker) for trace in traces}
+    traces: Sequence[Trace], mentions: Sequence[Sequence[Mention]], titles: Gazetteer, encoded: Encoded, chunks: _Chunks
+) -> _Named:
+    """Join what the extractor found, the titles that a text names, and a document's own title (in its first sentence)."""
+    speakers = {entity_key(word) for trace in traces for word in (trace.speaker, *trace.speaker.split()[:1])}
     first_chunk = offsets(torch.bincount(_long(chunks.unit), minlength=len(traces))).tolist()
-    entities: dict[str, int] = {}
+    own_title = [entity_key(" ".join(title_words(trace.title))) for trace in traces]
     sentence_unit, sentence_chunk, sentence_span = [], [], []
-    mention_sentence, mention_unit, mention_entity = [], [], []
+    found_at: list[tuple[int, int, str]] = []  # sentence, unit, entity
+    links = set()
     for unit, (trace, found) in enumerate(zip(traces, mentions, strict=True)):
         spans = sentence_spans(trace.text) or [(0, len(trace.text))]
-        base = len(sentence_unit)
-        chunk = first_chunk[unit]
+        base, chunk = len(sentence_unit), first_chunk[unit]
         for start, end in spans:
             while chunk + 1 < first_chunk[unit + 1] and start >= chunks.span[chunk][1]:
                 chunk += 1
             sentence_unit.append(unit)
             sentence_chunk.append(chunk)
             sentence_span.append((start + chunks.shift[chunk], end + chunks.shift[chunk]))
+        named = {(mention.start, mention.key) for mention in found}
+        for start, _, words, owners in titles.find(trace.text):
+            named.add((start, entity_key(" ".join(words))))
+            links.update((unit, owner) for owner in owners if own_title[owner] != own_title[unit])
+        if own_title[unit]:
+            named.add((0, own_title[unit]))
         place = base
-        named = [(0, normalise_entity(trace.title))] if trace.title else []
-        for start, name in named + [(m.start, m.name) for m in sorted(found, key=lambda m: m.start)]:
-            if not name or name in speakers:  # a speaker is a subject, not a node
+        for start, key in sorted(named):
+            if not key or key in speakers:  # a speaker is a subject, not a node
                 continue
             while place + 1 < len(sentence_unit) and start >= spans[place - base][1]:
                 place += 1
-            mention_sentence.append(place)
-            mention_unit.append(unit)
-            mention_entity.append(entities.setdefault(name, len(entities)))
-    vectors = pool_spans(encoded, _long(sentence_chunk), _pairs(sentence_span))
-    columns = (mention_sentence, mention_unit, mention_entity)
-    return _long(sentence_unit), vectors, *(_long(column) for column in columns), entities
-
-
-def _titles(traces: Sequence[Trace]) -> Gazetteer:
-    owners: dict[str, list[int]] = {}
-    for unit, trace in enumerate(traces):
-        if trace.title.strip():
-            owners.setdefault(trace.title, []).append(unit)
-    return Gazetteer(owners)
-
-
-def _title_links(traces: Sequence[Trace], titles: Gazetteer) -> Int[Tensor, "links 2"]:
-    links = {
-        (unit, owner)
-        for unit, trace in enumerate(traces)
-        if trace.title
-        for *_, owners in titles.find(tokenize(trace.text))
-        for owner in owners
-        if owner != unit
-    }
-    return _pairs(sorted(links))
+            found_at.append((place, unit, key))
+    # An entity of a single unit leads nowhere, unless it is that unit's title.
+    holders = Counter(key for _, key in {(unit, key) for _, unit, key in found_at})
+    kept = {key for key, count in holders.items() if count > 1} | set(own_title) - {""}
+    entities = {key: number for number, key in enumerate(dict.fromkeys(k for *_, k in found_at if k in kept))}
+    found_at = [(place, unit, key) for place, unit, key in found_at if key in kept]
+    return _Named(
+        entities,
+        _long(sentence_unit),
+        pool_spans(encoded, _long(sentence_chunk), _pairs(sentence_span)),
+        _long([place for place, _, _ in found_at]),
+        _long([unit for _, unit, _ in found_at]),
+        _long([entities[key] for *_, key in found_at]),
+        _pairs([(unit, entities[key]) for unit, key in enumerate(own_title) if key]),
+        _pairs(sorted(links)),
+    )
 
 
 def _neighbours(turns: Turns) -> Int[Tensor, "pairs 2"]:

@@ -1,0 +1,51 @@
+"""Evidence calibration (paper Eq. 15): filter the closed set, rank it by the profile, cut it to what a reader is handed."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from zeromem_torch.bank import MemoryBank, segment_topk
+from zeromem_torch.retrieval.signals import Signals
+
+
+class EvidenceCalibration(nn.Module):
+    """Rank the closed set C(q) by
+
+        score(u) + sum_k w_k signal_k(u)
+
+    with the profile's signals: subject, time, answer type. The views know them too; here they weigh once more, against
+    what closure brought in. The filter by provenance and boundary is structural: a unit is one trace, and one of another
+    boundary has no row in the query's segment.
+    """
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(
+        self,
+        scores: Float[Tensor, "slots units"],
+        closed: Bool[Tensor, "slots units"],
+        signals: Signals,
+        bank: MemoryBank,
+        longest: int,
+    ) -> tuple[Float[Tensor, "slots units"], Int[Tensor, "slots memories k"]]:
+        ranked = scores
+        for name, weight in self.weights.items():
+            if weight:
+                ranked = ranked + weight * signals[name]
+        return ranked, segment_topk(ranked, bank.axes["units"], longest, closed)
+
+
+def within_budget(
+    rows: Int[Tensor, "slots memories k"], tokens: Int[Tensor, " units"], budget: int
+) -> Int[Tensor, "slots memories k"]:
+    """Ranked units that fit a budget of tokens; one that does not fit is skipped and the fill goes on (-1 = skipped)."""
+    cost = torch.where(rows >= 0, tokens[rows.clamp(min=0)], 0)
+    left = torch.full_like(rows[..., 0], budget)
+    kept = torch.zeros_like(rows, dtype=torch.bool)
+    for rank in range(rows.shape[-1]):  # over ranks, for all queries at once
+        fits = (rows[..., rank] >= 0) & (cost[..., rank] <= left)
+        kept[..., rank] = fits
+        left = left - torch.where(fits, cost[..., rank], 0)
+    return torch.where(kept, rows, -1)

@@ -1,0 +1,334 @@
+"""ZeroMem: what users hold. Traces go in, evidence comes out; everything between is the pipeline."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zeromem_torch.bank import MemoryBank, pack
+from zeromem_torch.calibration.evidence import within_budget
+from zeromem_torch.config import ZeroMemConfig
+from zeromem_torch.evidence import Evidence, EvidenceItem
+from zeromem_torch.pipeline import Selection, Views, ZeroMemPipeline, member_mask
+from zeromem_torch.retrieval.graph import RESET_REASONS
+from zeromem_torch.routing.profile import QueryProfile
+from zeromem_torch.routing.queries import QueryBatch, compile_queries
+from zeromem_torch.routing.router import LOCAL, RELATIONAL
+from zeromem_torch.substrate.encoder import Encoder, load_encoder
+from zeromem_torch.substrate.entities import EntityExtractor, load_extractor
+from zeromem_torch.substrate.memory import Memory, build_memory
+from zeromem_torch.substrate.tokenizer import Analyzer
+from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, nearest
+
+LONGEST = 256
+"""Units ranked for a token budget to cut: what fits 4,096 tokens even of short turns."""
+
+
+@dataclass
+class Ledger:
+    """Who spent tokens. The memory has no language model to call, so its line stays 0; encoders are counted apart."""
+
+    memory_llm_calls: int = 0
+    memory_llm_tokens: int = 0
+    encoder_tokens: int = 0
+
+
+class ZeroMem:
+    """Memories of many boundaries, searched together or alone; a search never sees another boundary than its own.
+
+    Traces are kept in this process. A boundary's index is built at the first search after it changed.
+    """
+
+    def __init__(
+        self,
+        config: ZeroMemConfig | None = None,
+        *,
+        encoder: Encoder | str = "minilm",
+        extractor: EntityExtractor | None = None,
+        device: str = "cpu",
+        workspace: int = 1 << 30,
+    ) -> None:
+        self.config = config or ZeroMemConfig()
+        self.encoder = load_encoder(encoder, device=device) if isinstance(encoder, str) else encoder
+        self.extractor = extractor or load_extractor(self.config.substrate.entities)
+        self.pipeline = ZeroMemPipeline(self.config).to(device).eval()
+        self.device = device
+        self.workspace = workspace
+        self.ledger = Ledger()
+        self.timings: dict[str, float] = {}
+        self._traces: dict[str, dict[str, Trace]] = {}  # boundary -> id -> trace
+        self._boundary_of: dict[str, str] = {}
+        self._memories: dict[str, Memory] = {}
+        self._bank: tuple[tuple[int, ...], MemoryBank] | None = None
+        self._analyse = Analyzer(self.config.substrate.stop_words, self.config.substrate.stemmer)
+
+    def add(self, traces: Trace | Mapping[str, Any] | Sequence[Trace | Mapping[str, Any]]) -> list[str]:
+        """Store traces; returns their ids in order. All of them or, when one cannot be used, none.
+
+        Adding the same trace again changes nothing; another trace under a known id is an error.
+        """
+        given = [traces] if isinstance(traces, Trace | Mapping) else list(traces)
+        made = [trace if isinstance(trace, Trace) else Trace.from_dict(trace) for trace in given]
+        seen: dict[str, Trace] = {}
+        for trace in made:
+            known = seen.get(trace.id) or self._traces.get(self._boundary_of.get(trace.id, ""), {}).get(trace.id)
+            if known is not None and known != trace:
+                raise ZeroMemError.of(
+                    "id",
+                    "a new id, or the same trace again",
+                    trace.id,
+                    f"it names another trace of boundary {known.boundary!r}; nothing of this call was added, choose another id",
+                )
+            seen[trace.id] = trace
+        for trace in made:
+            if trace.id not in self._boundary_of:
+                self._boundary_of[trace.id] = trace.boundary
+                self._traces.setdefault(trace.boundary, {})[trace.id] = trace
+                self._memories.pop(trace.boundary, None)
+        return [trace.id for trace in made]
+
+    @property
+    def boundaries(self) -> tuple[str, ...]:
+        return tuple(self._traces)
+
+    def __len__(self) -> int:
+        return len(self._boundary_of)
+
+    def __repr__(self) -> str:
+        return f"ZeroMem({len(self)} traces in {len(self._traces)} boundaries, encoder {self.encoder.fingerprint})"
+
+    def search(
+        self,
+        query: str,
+        *,
+        boundary: str,
+        top_k: int | None = None,
+        token_budget: int | None = None,
+        reference_time: datetime | None = None,
+    ) -> Evidence:
+        """Evidence for one query from one boundary; see `search_batch`."""
+        times = None if reference_time is None else [reference_time]
+        return self.search_batch(
+            [query], boundaries=[boundary], top_k=top_k, token_budget=token_budget, reference_times=times
+        )[0]
+
+    def search_batch(
+        self,
+        queries: Sequence[str],
+        *,
+        boundaries: Sequence[str],
+        top_k: int | None = None,
+        token_budget: int | None = None,
+        reference_times: Sequence[datetime | None] | None = None,
+    ) -> list[Evidence]:
+        """Evidence for each query from the boundary at its place, each as if it were asked alone.
+
+        R(q) is the ``top_k`` best units and what closes them or, with ``token_budget``, as many ranked units as fit.
+        Relative dates count from the reference time, or from the boundary's last event.
+        """
+        top_k = self.config.calibration.top_k if top_k is None else top_k
+        self._check(queries, boundaries, top_k, token_budget)
+        times = list(reference_times) if reference_times is not None else [None] * len(queries)
+        if len(times) != len(queries):
+            raise ZeroMemError.of("reference_times", f"{len(queries)} times or None", len(times), "give one per query")
+        found: list[Evidence | None] = [None] * len(queries)
+        for group in self._groups(boundaries):
+            self._search_group(group, queries, boundaries, times, top_k, token_budget, found)
+        return [evidence for evidence in found if evidence is not None]
+
+    def _check(
+        self, queries: Sequence[str], boundaries: Sequence[str], top_k: int, token_budget: int | None
+    ) -> None:
+        if isinstance(queries, str) or len(queries) != len(boundaries):
+            raise ZeroMemError.of(
+                "queries", "a list of texts with one boundary each", f"{len(queries)} and {len(boundaries)}", "pair them"
+            )
+        for name, value in (("top_k", top_k), ("token_budget", token_budget)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")
+        for query in queries:
+            check_text("query", "text", query)
+        for boundary in boundaries:
+            if boundary not in self._traces:
+                hint = nearest(str(boundary), self._traces) or ("" if self._traces else "the memory is empty; ")
+                raise ZeroMemError.of("boundary", "one that has traces", boundary, f"{hint}add traces to it first")
+
+    def _groups(self, boundaries: Sequence[str]) -> Iterator[list[int]]:
+        """Query numbers that are searched together: at most as many as the workspace holds."""
+        waiting: dict[str, list[int]] = {}
+        for number, boundary in enumerate(boundaries):
+            waiting.setdefault(boundary, []).append(number)
+        while waiting:
+            group: list[int] = []
+            units = slots = 0
+            for boundary in list(waiting):
+                size = units + len(self._traces[boundary])
+                room = max(1, self.workspace // (BYTES_PER_SCORE * size))
+                take = min(len(waiting[boundary]), room if not slots else max(slots, 1), room)
+                if group and (room < slots or max(slots, take) * size * BYTES_PER_SCORE > self.workspace):
+                    continue
+                group += waiting[boundary][:take]
+                waiting[boundary] = waiting[boundary][take:]
+                if not waiting[boundary]:
+                    del waiting[boundary]
+                units, slots = size, max(slots, take)
+            yield sorted(group)
+
+    def _memory(self, boundary: str) -> Memory:
+        if boundary not in self._memories:
+            with self._timed("build"):
+                self._memories[boundary] = build_memory(
+                    boundary,
+                    list(self._traces[boundary].values()),
+                    self.encoder,
+                    self.extractor,
+                    self.config.substrate,
+                )
+        return self._memories[boundary]
+
+    def bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
+        """The memories end to end on the device; the last one asked for is kept."""
+        key = tuple(id(memory) for memory in memories)
+        if self._bank is None or self._bank[0] != key:
+            with self._timed("pack"):
+                bank = pack([m.index for m in memories], [m.sizes for m in memories], self.device)
+            self._bank = (key, bank)
+        return self._bank[1]
+
+    @torch.inference_mode()
+    def _search_group(
+        self,
+        group: Sequence[int],
+        queries: Sequence[str],
+        boundaries: Sequence[str],
+        times: Sequence[datetime | None],
+        top_k: int,
+        token_budget: int | None,
+        found: list[Evidence | None],
+    ) -> None:
+        names = list(dict.fromkeys(boundaries[i] for i in group))
+        memories = [self._memory(name) for name in names]
+        bank = self.bank_of(memories)
+        place = {name: m for m, name in enumerate(names)}
+        with self._timed("profile and encode"):
+            batch, profiles = compile_queries(
+                [queries[i] for i in group],
+                [place[boundaries[i]] for i in group],
+                memories,
+                bank,
+                self.encoder,
+                self._analyse,
+                [times[i] for i in group],
+                self.config.graph.name,
+            )
+        with self._timed("search both views"):
+            views = self.pipeline.views(batch, bank)
+        with self._timed("fuse, close, calibrate"):
+            chosen = self.pipeline.select(views, bank, top_k, None if token_budget is None else LONGEST)
+            result = chosen.result
+            if token_budget is not None:
+                result = within_budget(result, bank.unit_tokens, token_budget)
+        with self._timed("collect"):
+            writer = _Writer(memories, bank, batch, views, chosen)
+            for slot, m in (batch.query >= 0).nonzero().tolist():
+                number = int(batch.query[slot, m])
+                found[group[number]] = writer.evidence(slot, m, profiles[number], result[slot, m])
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - start
+
+
+BYTES_PER_SCORE = 4 * 64
+"""Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
+
+
+class _Writer:
+    """Turns ranked rows into evidence that names its traces."""
+
+    def __init__(
+        self, memories: Sequence[Memory], bank: MemoryBank, batch: QueryBatch, views: Views, chosen: Selection
+    ) -> None:
+        self.memories, self.bank, self.batch, self.views, self.chosen = memories, bank, batch, views, chosen
+        self.tokens = bank.unit_tokens.tolist()
+
+    def evidence(self, slot: int, m: int, profile: QueryProfile, result: Tensor) -> Evidence:
+        weight = float(self.views.graph_weight[slot, m])
+        relational = bool(self.batch.relational[slot, m] > self.batch.local[slot, m])
+        main = [row for row in self.chosen.main[slot, m].tolist() if row >= 0]
+
+        def items(rows: Tensor) -> list[EvidenceItem]:
+            return [self._item(slot, m, row, main) for row in rows.tolist() if row >= 0]
+
+        return Evidence(
+            query=profile.text,
+            boundary=self.memories[m].boundary,
+            route=RELATIONAL if relational else LOCAL,
+            rho=max(weight, 1 - weight),
+            reasons=(
+                f"form: {profile.relational:g} for hops, {profile.local:g} for one place",
+                f"walk from {RESET_REASONS[int(self.views.reset_reason[slot, m])]}",
+            ),
+            main=items(self.chosen.main[slot, m]),
+            closed=items(self.chosen.closed[slot, m]),
+            items=items(result),
+        )
+
+    def _item(self, slot: int, m: int, row: int, main: Sequence[int]) -> EvidenceItem:
+        memory = self.memories[m]
+        unit = row - self.bank.axes["units"].ptr[m]
+        trace = memory.turns.traces[unit]
+        start, end = memory.best_span(unit, self.batch.vectors[slot, m])
+        reason, source = self._reason(slot, row, main)
+        return EvidenceItem(
+            trace_id=trace.id,
+            start=start,
+            end=end,
+            text=trace.text[start:end],
+            score=float(self.chosen.ranked[slot, row]),
+            views={
+                "graph": float(self.views.graph[slot, row]),
+                "hierarchy": float(self.views.hierarchy[slot, row]),
+            },
+            reason=reason,
+            source=None if source is None else memory.turns.traces[source - self.bank.axes["units"].ptr[m]].id,
+            title=trace.title,
+            speaker=trace.speaker,
+            time=trace.time,
+            session=trace.session,
+            tokens=self.tokens[row],
+        )
+
+    def _reason(self, slot: int, row: int, main: Sequence[int]) -> tuple[str, int | None]:
+        if row in main:
+            return "main", None
+        near, far = float(self.chosen.support.neighbour[slot, row]), float(self.chosen.support.graph[slot, row])
+        beside = [unit for unit in (row - 1, row + 1) if unit in main]
+        if near > 0 and beside and near >= far:
+            return "neighbour", max(beside, key=lambda unit: float(self.chosen.fused[slot, unit]))
+        if far > 0:
+            return "graph support", self._graph_source(slot, row, main)
+        return "ranked", None
+
+    def _graph_source(self, slot: int, row: int, main: Sequence[int]) -> int | None:
+        """The main unit that shares most with this one in the graph."""
+        node = int(self.bank.unit_node[row])
+        entities = set(self._neighbours(node))
+        shared = {unit: len(entities & set(self._neighbours(int(self.bank.unit_node[unit])))) for unit in main}
+        best = max(shared, key=lambda unit: (shared[unit], float(self.chosen.fused[slot, unit])), default=None)
+        return best if best is not None and shared[best] else None
+
+    def _neighbours(self, node: int) -> list[int]:
+        graph = self.bank.adjacency
+        neighbours: list[int] = graph.col[int(graph.crow[node]) : int(graph.crow[node + 1])].tolist()
+        return neighbours
+
+
+__all__ = ["Ledger", "ZeroMem", "member_mask"]

