@@ -22,6 +22,10 @@ class Support:
     neighbour: Float[Tensor, "slots units"]
     graph: Float[Tensor, "slots units"]
 
+    @classmethod
+    def none(cls, scores: Float[Tensor, "slots units"]) -> "Support":
+        return cls(torch.zeros_like(scores), torch.zeros_like(scores))
+
 
 class Closure(nn.Module):
     """Support of every unit by the main evidence M(q).

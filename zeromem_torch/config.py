@@ -17,7 +17,7 @@ from typing import Any, Self, get_type_hints
 class SubstrateConfig:
     """Eqs. 3-5: what is built when traces arrive."""
 
-    entities: str = "rules"  # "rules" | "spacy" | "spacy-chunks"
+    entities: str = "auto"  # "rules" | "spacy" | "spacy-chunks"; auto: spacy where somebody speaks, else rules
     window: int = 3  # turns
     episode: int = 8  # turns, about
     k1: float = 0.9

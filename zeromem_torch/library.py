@@ -14,7 +14,7 @@ from zeromem_torch.bank import MemoryBank, pack
 from zeromem_torch.calibration.evidence import within_budget
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.evidence import Evidence, EvidenceItem
-from zeromem_torch.pipeline import Selection, Views, ZeroMemPipeline, member_mask
+from zeromem_torch.pipeline import Selection, Views, ZeroMemPipeline
 from zeromem_torch.retrieval.graph import RESET_REASONS
 from zeromem_torch.routing.profile import QueryProfile
 from zeromem_torch.routing.queries import QueryBatch, compile_queries
@@ -55,7 +55,7 @@ class ZeroMem:
     ) -> None:
         self.config = config or ZeroMemConfig()
         self.encoder = load_encoder(encoder, device=device) if isinstance(encoder, str) else encoder
-        self.extractor = extractor or load_extractor(self.config.substrate.entities)
+        self._extractor = extractor
         self.pipeline = ZeroMemPipeline(self.config).to(device).eval()
         self.device = device
         self.workspace = workspace
@@ -64,6 +64,7 @@ class ZeroMem:
         self._traces: dict[str, dict[str, Trace]] = {}  # boundary -> id -> trace
         self._boundary_of: dict[str, str] = {}
         self._memories: dict[str, Memory] = {}
+        self._extractors: dict[str, EntityExtractor] = {}
         self._bank: tuple[tuple[int, ...], MemoryBank] | None = None
         self._analyse = Analyzer(self.config.substrate.stop_words, self.config.substrate.stemmer)
 
@@ -136,10 +137,10 @@ class ZeroMem:
         times = list(reference_times) if reference_times is not None else [None] * len(queries)
         if len(times) != len(queries):
             raise ZeroMemError.of("reference_times", f"{len(queries)} times or None", len(times), "give one per query")
-        found: list[Evidence | None] = [None] * len(queries)
-        for group in self._groups(boundaries):
-            self._search_group(group, queries, boundaries, times, top_k, token_budget, found)
-        return [evidence for evidence in found if evidence is not None]
+        found: dict[int, Evidence] = {}
+        for group in self.batches(queries, boundaries, times):
+            found.update(self._search(group, top_k, token_budget))
+        return [found[number] for number in range(len(queries))]
 
     def _check(
         self, queries: Sequence[str], boundaries: Sequence[str], top_k: int, token_budget: int | None
@@ -181,17 +182,31 @@ class ZeroMem:
 
     def _memory(self, boundary: str) -> Memory:
         if boundary not in self._memories:
+            traces = list(self._traces[boundary].values())
             with self._timed("build"):
                 self._memories[boundary] = build_memory(
-                    boundary,
-                    list(self._traces[boundary].values()),
-                    self.encoder,
-                    self.extractor,
-                    self.config.substrate,
+                    boundary, traces, self.encoder, self._extractor_of(traces), self.config.substrate
                 )
         return self._memories[boundary]
 
-    def bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
+    def _extractor_of(self, traces: Sequence[Trace]) -> EntityExtractor:
+        """What finds the entities of these traces: names carry the graph of documents, nouns that of dialogues."""
+        if self._extractor is not None:
+            return self._extractor
+        kind = self.config.substrate.entities
+        if kind == "auto":
+            kind = "spacy" if any(trace.speaker for trace in traces) else "rules"
+        if kind not in self._extractors:
+            self._extractors[kind] = load_extractor(kind)
+        return self._extractors[kind]
+
+    @property
+    def extractors(self) -> tuple[str, ...]:
+        """Fingerprints of the extractors in use."""
+        used = [self._extractor] if self._extractor else list(self._extractors.values())
+        return tuple(extractor.fingerprint for extractor in used)
+
+    def _bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
         """The memories end to end on the device; the last one asked for is kept."""
         key = tuple(id(memory) for memory in memories)
         if self._bank is None or self._bank[0] != key:
@@ -200,44 +215,42 @@ class ZeroMem:
             self._bank = (key, bank)
         return self._bank[1]
 
+    def batches(
+        self, queries: Sequence[str], boundaries: Sequence[str], times: Sequence[datetime | None]
+    ) -> Iterator["Batch"]:
+        """Profiled queries in groups that fit the workspace, each with the memories it asks, on the device."""
+        for numbers in self._groups(boundaries):
+            names = list(dict.fromkeys(boundaries[i] for i in numbers))
+            memories = [self._memory(name) for name in names]
+            bank = self._bank_of(memories)
+            place = {name: m for m, name in enumerate(names)}
+            with self._timed("profile and encode"):
+                batch, profiles = compile_queries(
+                    [queries[i] for i in numbers],
+                    [place[boundaries[i]] for i in numbers],
+                    memories,
+                    bank,
+                    self.encoder,
+                    self._analyse,
+                    [times[i] for i in numbers],
+                    self.config.graph.name,
+                )
+            yield Batch(numbers, memories, bank, batch, profiles)
+
     @torch.inference_mode()
-    def _search_group(
-        self,
-        group: Sequence[int],
-        queries: Sequence[str],
-        boundaries: Sequence[str],
-        times: Sequence[datetime | None],
-        top_k: int,
-        token_budget: int | None,
-        found: list[Evidence | None],
-    ) -> None:
-        names = list(dict.fromkeys(boundaries[i] for i in group))
-        memories = [self._memory(name) for name in names]
-        bank = self.bank_of(memories)
-        place = {name: m for m, name in enumerate(names)}
-        with self._timed("profile and encode"):
-            batch, profiles = compile_queries(
-                [queries[i] for i in group],
-                [place[boundaries[i]] for i in group],
-                memories,
-                bank,
-                self.encoder,
-                self._analyse,
-                [times[i] for i in group],
-                self.config.graph.name,
-            )
+    def _search(self, group: "Batch", top_k: int, token_budget: int | None) -> Iterator[tuple[int, Evidence]]:
         with self._timed("search both views"):
-            views = self.pipeline.views(batch, bank)
+            views = self.pipeline.views(group.batch, group.bank)
         with self._timed("fuse, close, calibrate"):
-            chosen = self.pipeline.select(views, bank, top_k, None if token_budget is None else LONGEST)
+            chosen = self.pipeline.select(views, group.bank, top_k, None if token_budget is None else LONGEST)
             result = chosen.result
             if token_budget is not None:
-                result = within_budget(result, bank.unit_tokens, token_budget)
+                result = within_budget(result, group.bank.unit_tokens, token_budget)
         with self._timed("collect"):
-            writer = _Writer(memories, bank, batch, views, chosen)
-            for slot, m in (batch.query >= 0).nonzero().tolist():
-                number = int(batch.query[slot, m])
-                found[group[number]] = writer.evidence(slot, m, profiles[number], result[slot, m])
+            writer = _Writer(group, views, chosen)
+            for slot, m in group.batch.filled.nonzero().tolist():
+                number = int(group.batch.query[slot, m])
+                yield group.numbers[number], writer.evidence(slot, m, group.profiles[number], result[slot, m])
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -250,14 +263,24 @@ BYTES_PER_SCORE = 4 * 64
 """Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Queries that are searched together."""
+
+    numbers: Sequence[int]  # places of the queries in the caller's list
+    memories: Sequence[Memory]
+    bank: MemoryBank
+    batch: QueryBatch
+    profiles: Sequence[QueryProfile]
+
+
 class _Writer:
     """Turns ranked rows into evidence that names its traces."""
 
-    def __init__(
-        self, memories: Sequence[Memory], bank: MemoryBank, batch: QueryBatch, views: Views, chosen: Selection
-    ) -> None:
-        self.memories, self.bank, self.batch, self.views, self.chosen = memories, bank, batch, views, chosen
-        self.tokens = bank.unit_tokens.tolist()
+    def __init__(self, group: Batch, views: Views, chosen: Selection) -> None:
+        self.memories, self.bank, self.batch = group.memories, group.bank, group.batch
+        self.views, self.chosen = views, chosen
+        self.tokens = group.bank.unit_tokens.tolist()
 
     def evidence(self, slot: int, m: int, profile: QueryProfile, result: Tensor) -> Evidence:
         weight = float(self.views.graph_weight[slot, m])
@@ -329,6 +352,3 @@ class _Writer:
         graph = self.bank.adjacency
         neighbours: list[int] = graph.col[int(graph.crow[node]) : int(graph.crow[node + 1])].tolist()
         return neighbours
-
-
-__all__ = ["Ledger", "ZeroMem", "member_mask"]

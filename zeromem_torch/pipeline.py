@@ -92,21 +92,33 @@ class ZeroMemPipeline(nn.Module):
         alone = {"graph": 1.0, "hierarchy": 0.0}.get(self.config.routing.views)
         return weight if alone is None else torch.full_like(weight, alone)
 
-    def select(self, views: Views, bank: MemoryBank, top_k: int, longest: int | None = None) -> Selection:
-        """M(q), C(q) and R(q). R(q) is all of C(q), or with ``longest`` that many of all units, for a token budget to cut."""
+    def select(
+        self,
+        views: Views,
+        bank: MemoryBank,
+        top_k: int,
+        longest: int | None = None,
+        *,
+        close: bool = True,
+        calibrate: bool = True,
+    ) -> Selection:
+        """M(q), C(q) and R(q). R(q) is all of C(q), or with ``longest`` that many of all units, for a token budget to cut.
+
+        Without ``close`` or ``calibrate`` that stage passes on what it was given.
+        """
         units = bank.axes["units"]
         fused = self.fusion(views.graph, views.hierarchy, views.graph_weight, units)
         main = segment_topk(fused, units, top_k)
-        support = self.closure(fused, main, bank)
+        support = self.closure(fused, main, bank) if close else Support.none(fused)
         supported = fused + support.neighbour + support.graph
         in_main = member_mask(main, units.size)
         reached = (support.neighbour + support.graph > 0) & ~in_main
-        added = segment_topk(supported, units, self.config.closure.most, reached)
+        added = segment_topk(supported, units, self.config.closure.most if close else 0, reached)
         closed = torch.cat([main, added], dim=2)
         admitted = member_mask(closed, units.size) if longest is None else torch.ones_like(in_main)
         length = closed.shape[2] if longest is None else longest
-        ranked, result = self.calibration(supported, admitted, views.signals, bank, length)
-        return Selection(fused, support, ranked, main, closed, result)
+        ranked = self.calibration(supported, views.signals) if calibrate else supported
+        return Selection(fused, support, ranked, main, closed, segment_topk(ranked, units, length, admitted))
 
 
 def member_mask(rows: Int[Tensor, "slots memories k"], size: int) -> Bool[Tensor, "slots units"]:

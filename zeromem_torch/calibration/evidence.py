@@ -1,10 +1,9 @@
 """Evidence calibration (paper Eq. 15): filter the closed set, rank it by the profile, cut it to what a reader is handed."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import MemoryBank, segment_topk
 from zeromem_torch.retrieval.signals import Signals
 
 
@@ -22,19 +21,11 @@ class EvidenceCalibration(nn.Module):
         super().__init__()
         self.weights = weights
 
-    def forward(
-        self,
-        scores: Float[Tensor, "slots units"],
-        closed: Bool[Tensor, "slots units"],
-        signals: Signals,
-        bank: MemoryBank,
-        longest: int,
-    ) -> tuple[Float[Tensor, "slots units"], Int[Tensor, "slots memories k"]]:
-        ranked = scores
+    def forward(self, scores: Float[Tensor, "slots units"], signals: Signals) -> Float[Tensor, "slots units"]:
         for name, weight in self.weights.items():
             if weight:
-                ranked = ranked + weight * signals[name]
-        return ranked, segment_topk(ranked, bank.axes["units"], longest, closed)
+                scores = scores + weight * signals[name]
+        return scores
 
 
 def within_budget(

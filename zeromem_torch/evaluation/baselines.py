@@ -45,6 +45,11 @@ class PlainRetrieval:
         return [turn_prefix(trace) + trace.text for trace in self.turns.traces]
 
     @cached_property
+    def tokens(self) -> list[int]:
+        """What each unit costs a reader: the encoder's tokens of its dated text."""
+        return [len(spans) for spans in self.encoder.token_spans(self.dated)]
+
+    @cached_property
     def queries(self) -> Float[Tensor, "queries dim"]:
         return self.encoder.encode(self.questions).vectors
 
