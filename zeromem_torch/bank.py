@@ -1,8 +1,8 @@
 """Many memories end to end on shared axes, and reductions over the stretch of an axis that one memory owns.
 
 A query batch is laid out as ``[slots, ...]``: slot ``s`` of memory ``m`` holds that memory's ``s``-th query, so that
-``[slots, units]`` scores every query of every memory at once. One memory with B queries is the case of one segment and B
-slots; 128 memories with a query each are 128 segments and one slot. A memory nobody asks about is left out of the bank.
+``[slots, units]`` scores every query of every memory at once. One memory with B queries is the case of one segment and
+B slots; 128 memories with a query each are 128 segments and one slot. A memory nobody asks about is left out.
 """
 
 import dataclasses
@@ -25,6 +25,11 @@ SCORE_STEP = 1e-6
 def on(axis: str, to: str | None = None) -> Any:
     """A tensor whose rows lie on ``axis``; its values index ``to``, if given (-1 = none)."""
     return field(metadata={"axis": axis, "to": to})
+
+
+def between(terms: str, rows: str) -> Any:
+    """Postings of the axis ``terms`` in the axis ``rows``."""
+    return field(metadata={"terms": terms, "rows": rows})
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,10 @@ class Index:
     edge_target: Int[Tensor, " edges"] = on("edges", to="nodes")
     edge_weight: Float[Tensor, " edges"] = on("edges")
     # lexical impacts of terms at three levels, and of pairs of neighbouring terms
-    unit_postings: Postings = field(metadata={"rows": "units", "terms": "terms"})
-    window_postings: Postings = field(metadata={"rows": "windows", "terms": "terms"})
-    episode_postings: Postings = field(metadata={"rows": "episodes", "terms": "terms"})
-    phrase_postings: Postings = field(metadata={"rows": "windows", "terms": "phrases"})
+    unit_postings: Postings = between("terms", "units")
+    window_postings: Postings = between("terms", "windows")
+    episode_postings: Postings = between("terms", "episodes")
+    phrase_postings: Postings = between("phrases", "windows")
 
     def to(self, device: torch.device | str) -> Self:
         moved = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self) if "axis" in f.metadata}
@@ -154,19 +159,24 @@ class MemoryBank:
         """``M``, sentences x entities, 1 where a sentence names an entity."""
         ones = torch.ones_like(self.mention_sentence, dtype=self.sentence_vectors.dtype)
         sizes = self.axes["sentences"].size, self.axes["entities"].size
-        return Csr.from_coo(self.mention_sentence, self.mention_entity, ones, *sizes)
+        counted = Csr.from_coo(self.mention_sentence, self.mention_entity, ones, *sizes)
+        return dataclasses.replace(counted, val=torch.ones_like(counted.val))  # named twice is named
 
     @cached_property
     def mentions_t(self) -> Csr:
         return self.mentions.transpose()
 
     @cached_property
-    def state_ptr(self) -> Int[Tensor, "units+1"]:
+    def state_ptr(self) -> Int[Tensor, " bounds"]:
         return offsets(self.unit_states)
 
 
-def pack(indexes: Sequence[Index], sizes: Sequence[Mapping[str, int]], device: torch.device | str = "cpu") -> MemoryBank:
+def pack(
+    indexes: Sequence[Index], sizes: Sequence[Mapping[str, int]], device: torch.device | str = "cpu"
+) -> MemoryBank:
     """Lay memories end to end. ``sizes`` gives the axes that no tensor of the index spans (sessions, speakers)."""
+    if not indexes:
+        raise ValueError("pack: expected at least one memory, got none; leave the search out, it would find nothing")
     lengths: list[dict[str, int]] = []
     for index, given in zip(indexes, sizes, strict=True):
         own = dict(given)
@@ -176,8 +186,7 @@ def pack(indexes: Sequence[Index], sizes: Sequence[Mapping[str, int]], device: t
             else:
                 own[f.metadata["terms"]] = getattr(index, f.name).counts.shape[0]
         lengths.append(own)
-    names = list(lengths[0]) if lengths else []
-    axes = {name: axis_of([own[name] for own in lengths], device) for name in names}
+    axes = {name: axis_of([own[name] for own in lengths], device) for name in lengths[0]}
 
     def join(tensors: Sequence[Tensor], to: str | None) -> Tensor:
         if to is not None:
@@ -218,7 +227,7 @@ def segment_sum(
 def segment_minmax(
     values: Float[Tensor, "slots rows"], axis: Axis, present: Bool[Tensor, "slots rows"] | None = None
 ) -> Float[Tensor, "slots rows"]:
-    """Min-max over the present rows of each segment (Eq. 12): absent rows get 0, and 1 stands for all when all are equal.
+    """Min-max over the present rows of each segment (Eq. 12); an absent row gets 0, and all get 1 when all are equal.
 
     Rows that span less than ``SCORE_STEP`` count as equal, or rounding would be blown up to the full range.
     """

@@ -1,15 +1,15 @@
-"""Evidence closure (paper Eq. 14): what the main evidence needs beside it to be understood, bounded and without doubles.
+"""Evidence closure (paper Eq. 14): what the main evidence needs beside it to be understood, bounded, without doubles.
 
 Three relations bring a unit in: it neighbours a main unit in its session and one leans on the other (a question and its
 answer, a pronoun and its referent), or it hangs on a main unit in the graph (a document whose title the other names, or
-an entity they share). Added by default, neighbours cost more than they bring at equal tokens (measured), so support is a
-score: it raises a unit among the others, and the ranking decides what is handed over.
+an entity they share). Added by default, neighbours cost more than they bring at equal tokens (measured), so support is
+a score: it raises a unit among the others, and the ranking decides what is handed over.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from zeromem_torch.bank import MemoryBank, segment_max
@@ -30,9 +30,9 @@ class Support:
 class Closure(nn.Module):
     """Support of every unit by the main evidence M(q).
 
-    A main unit of fused score S supports its neighbour with ``neighbour * S`` where one leans on the other, and every
-    unit with ``graph * S * P2``, where P2 is the chance that two steps of the graph (unit -> entity -> unit) lead there,
-    brought to [0, 1].
+    A main unit of fused score S supports its neighbour with ``neighbour * S`` where one leans on the other (the better
+    of two neighbours counts), and units outside M(q) with ``graph * sum S P2``, where P2 is the chance that two steps
+    of the graph (unit -> entity -> unit) lead there, and the sum is brought to [0, 1].
     """
 
     def __init__(self, neighbour: float = 0.1, graph: float = 0.1) -> None:
@@ -46,7 +46,8 @@ class Closure(nn.Module):
         main: Int[Tensor, "slots memories k"],
         bank: MemoryBank,
     ) -> Support:
-        source = self._main_scores(fused, main)
+        chosen = self._chosen(fused, main)
+        source = fused.clamp(min=0).masked_fill(~chosen, 0)
         units = bank.axes["units"]
         near = torch.zeros_like(fused)
         if units.size > 1:
@@ -59,12 +60,11 @@ class Closure(nn.Module):
         leaving = (bank.adjacency @ torch.ones_like(mass[:, :1])).clamp(min=1e-30)
         once = bank.adjacency_t @ (mass / leaving)
         reached = (bank.adjacency_t @ (once / leaving)).T[:, bank.unit_node]
-        reached = torch.where(source > 0, torch.zeros_like(reached), reached)
+        reached = reached.masked_fill(chosen, 0)
         peak = segment_max(reached, units.segment, units.segments, empty=0.0)[:, units.segment]
         return Support(self.neighbour * near, self.graph * reached / peak.clamp(min=1e-9))
 
-    def _main_scores(self, fused: Tensor, main: Tensor) -> Tensor:
+    def _chosen(self, fused: Tensor, main: Tensor) -> Bool[Tensor, "slots units"]:
         rows = main.flatten(1)
-        chosen = fused.new_zeros(fused.shape[0], fused.shape[1] + 1)  # the last column takes the -1s
-        chosen = chosen.scatter(1, torch.where(rows >= 0, rows, fused.shape[1]), 1.0)[:, :-1]
-        return chosen * fused.clamp(min=0)
+        chosen = torch.zeros(len(fused), fused.shape[1] + 1, dtype=torch.bool, device=fused.device)
+        return chosen.scatter(1, torch.where(rows >= 0, rows, fused.shape[1]), True)[:, :-1]  # the last takes the -1s

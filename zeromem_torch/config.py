@@ -7,10 +7,17 @@ What the paper fixes is marked so; every other field is a choice it leaves open,
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_type_hints
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """What turns text into vectors."""
+
+    name: str = "minilm"  # "minilm" | "bge-m3" (the paper's) | any folder or hub name of a sentence encoder
 
 
 @dataclass(frozen=True)
@@ -18,16 +25,22 @@ class SubstrateConfig:
     """Eqs. 3-5: what is built when traces arrive."""
 
     entities: str = "auto"  # "rules" | "spacy" | "spacy-chunks"; auto: spacy where somebody speaks, else rules
+    lexicon: str = "bm25"  # "learned": term weights by the encoder's sparse head, which BGE-M3 has
     window: int = 3  # turns
     episode: int = 8  # turns, about
     k1: float = 0.9
     b: float = 0.4
     stop_words: bool = True
-    stemmer: str | None = "english"
+    stemmer: str = "english"  # a Snowball algorithm; "" = none
     rarity: float = 2.0  # power of an entity's idf on its edges; 0 = the paper's Eq. 4
     title_edge: float = 10.0  # an entity that is a document's title leads there so much more strongly
     link: float = 1.0  # an edge from a document to one whose title it names; naming an entity shares 1
     adjacency: float = 0.1  # share of a turn's mass that goes to its neighbours
+
+    def __post_init__(self) -> None:
+        _one_of("entities", self.entities, ("auto", "rules", "spacy", "spacy-chunks"))
+        _one_of("lexicon", self.lexicon, ("bm25", "learned"))
+        _at_least(1, window=self.window, episode=self.episode)
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,9 @@ class RoutingConfig:
     rho: float = 0.6  # the paper's: weight of the primary view
     views: str = "both"  # "both" | "graph" | "hierarchy"
 
+    def __post_init__(self) -> None:
+        _one_of("views", self.views, ("both", "graph", "hierarchy"))
+
 
 @dataclass(frozen=True)
 class GraphConfig:
@@ -134,6 +150,9 @@ class ClosureConfig:
     graph: float = 0.1  # support along the graph
     most: int = 5  # units that closure may add to the main evidence
 
+    def __post_init__(self) -> None:
+        _at_least(0, most=self.most)
+
 
 @dataclass(frozen=True)
 class CalibrationConfig:
@@ -142,9 +161,13 @@ class CalibrationConfig:
     top_k: int = 5  # the paper's
     weights: SignalWeights = field(default_factory=SignalWeights)
 
+    def __post_init__(self) -> None:
+        _at_least(1, top_k=self.top_k)
+
 
 @dataclass(frozen=True)
 class ZeroMemConfig:
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
     substrate: SubstrateConfig = field(default_factory=SubstrateConfig)
     signals: SignalsConfig = field(default_factory=SignalsConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
@@ -157,32 +180,52 @@ class ZeroMemConfig:
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
         """Read a file of differences; an unknown table or key is an error that names its nearest neighbour."""
-        with open(path, "rb") as file:
-            return cls.from_dict(tomllib.load(file), str(path))
+        try:
+            tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:  # neither TOML nor UTF-8
+            raise ValueError(f"{path}: expected TOML; {error}") from error
+        return cls.from_dict(tables, str(path))
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], source: str = "config") -> Self:
-        return _build(cls, tables, source)
+        changed: Self = _changed(cls(), tables, source)
+        return changed
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    types = get_type_hints(cls)
-    given = {}
+def _changed(default: Any, values: Mapping[str, Any], where: str) -> Any:
+    """The default with some values changed: a table inside it keeps what is not named."""
+    types = get_type_hints(type(default))
+    given: dict[str, Any] = {}
     for key, value in values.items():
         if key not in types:
             near = difflib.get_close_matches(key, types, n=1, cutoff=0.0)[0]
-            raise ValueError(f"{where}: unknown key {key!r}; the nearest known one is {near!r} (known: {', '.join(types)})")
+            known = ", ".join(types)
+            raise ValueError(f"{where}: unknown key {key!r}; the nearest known one is {near!r} (known: {known})")
         kind = types[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
                 raise ValueError(f"{where}: {key} is a table, got {value!r}; write [{key}] and its keys below")
-            given[key] = _build(kind, value, f"{where}: [{key}]")
+            given[key] = _changed(getattr(default, key), value, f"{where}: [{key}]")
         else:
             value = float(value) if kind is float and type(value) is int else value
-            if not isinstance(value, kind):
-                raise ValueError(f"{where}: {key} must be {getattr(kind, '__name__', kind)}, got {value!r}")
+            if type(value) is not kind:  # a bool is no int here
+                raise ValueError(f"{where}: {key} must be {kind.__name__}, got {value!r}")
             given[key] = value
-    return cls(**given)
+    try:
+        return dataclasses.replace(default, **given)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -16,7 +16,8 @@ class EvidenceItem:
     text: str
     score: float  # what it was ranked by
     views: Mapping[str, float]  # each view's score, brought to [0, 1] over the boundary
-    reason: str  # "main" | "neighbour" | "graph support"
+    parts: Mapping[str, float]  # what the score sums: "fused", "neighbour", "graph support", "profile"
+    reason: str  # "main" | "neighbour" | "graph support", or "ranked": good enough for what a token budget left
     source: str | None = None  # the main trace it was added for
     title: str = ""
     speaker: str = ""
@@ -49,6 +50,7 @@ class Evidence:
             return {
                 **asdict(item),
                 "views": dict(item.views),
+                "parts": dict(item.parts),
                 "time": item.time.isoformat() if item.time else None,
             }
 

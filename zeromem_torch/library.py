@@ -1,11 +1,11 @@
 """ZeroMem: what users hold. Traces go in, evidence comes out; everything between is the pipeline."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +25,10 @@ from zeromem_torch.substrate.memory import Memory, build_memory
 from zeromem_torch.substrate.tokenizer import Analyzer
 from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, nearest
 
+T = TypeVar("T")
+
 LONGEST = 256
-"""Units ranked for a token budget to cut: what fits 4,096 tokens even of short turns."""
+"""Units ranked, at least, for a token budget to cut: one that does not fit is skipped for a later one that does."""
 
 
 @dataclass
@@ -48,13 +50,14 @@ class ZeroMem:
         self,
         config: ZeroMemConfig | None = None,
         *,
-        encoder: Encoder | str = "minilm",
+        encoder: Encoder | str | None = None,  # None: the one the configuration names
         extractor: EntityExtractor | None = None,
         device: str = "cpu",
         workspace: int = 1 << 30,
     ) -> None:
         self.config = config or ZeroMemConfig()
-        self.encoder = load_encoder(encoder, device=device) if isinstance(encoder, str) else encoder
+        name = self.config.encoder.name if encoder is None else encoder
+        self.encoder = load_encoder(name, device=device) if isinstance(name, str) else name
         self._extractor = extractor
         self.pipeline = ZeroMemPipeline(self.config).to(device).eval()
         self.device = device
@@ -65,15 +68,15 @@ class ZeroMem:
         self._boundary_of: dict[str, str] = {}
         self._memories: dict[str, Memory] = {}
         self._extractors: dict[str, EntityExtractor] = {}
-        self._bank: tuple[tuple[int, ...], MemoryBank] | None = None
-        self._analyse = Analyzer(self.config.substrate.stop_words, self.config.substrate.stemmer)
+        self._bank: tuple[Sequence[Memory], MemoryBank] | None = None
+        self._analyse = Analyzer(self.config.substrate.stop_words, self.config.substrate.stemmer or None)
 
-    def add(self, traces: Trace | Mapping[str, Any] | Sequence[Trace | Mapping[str, Any]]) -> list[str]:
+    def add(self, traces: Trace | Mapping[str, Any] | Iterable[Trace | Mapping[str, Any]]) -> list[str]:
         """Store traces; returns their ids in order. All of them or, when one cannot be used, none.
 
         Adding the same trace again changes nothing; another trace under a known id is an error.
         """
-        given = [traces] if isinstance(traces, Trace | Mapping) else list(traces)
+        given = [traces] if isinstance(traces, Trace | Mapping) else list(_listed("traces", traces))
         made = [trace if isinstance(trace, Trace) else Trace.from_dict(trace) for trace in given]
         seen: dict[str, Trace] = {}
         for trace in made:
@@ -83,7 +86,7 @@ class ZeroMem:
                     "id",
                     "a new id, or the same trace again",
                     trace.id,
-                    f"it names another trace of boundary {known.boundary!r}; nothing of this call was added, choose another id",
+                    f"it names another trace of boundary {known.boundary!r}; nothing was added, choose another id",
                 )
             seen[trace.id] = trace
         for trace in made:
@@ -133,10 +136,13 @@ class ZeroMem:
         Relative dates count from the reference time, or from the boundary's last event.
         """
         top_k = self.config.calibration.top_k if top_k is None else top_k
+        queries, boundaries = _listed("queries", queries), _listed("boundaries", boundaries)
         self._check(queries, boundaries, top_k, token_budget)
         times = list(reference_times) if reference_times is not None else [None] * len(queries)
         if len(times) != len(queries):
             raise ZeroMemError.of("reference_times", f"{len(queries)} times or None", len(times), "give one per query")
+        for reference in times:
+            _check_time("reference_time", reference)
         found: dict[int, Evidence] = {}
         for group in self.batches(queries, boundaries, times):
             found.update(self._search(group, top_k, token_budget))
@@ -145,17 +151,15 @@ class ZeroMem:
     def _check(
         self, queries: Sequence[str], boundaries: Sequence[str], top_k: int, token_budget: int | None
     ) -> None:
-        if isinstance(queries, str) or len(queries) != len(boundaries):
-            raise ZeroMemError.of(
-                "queries", "a list of texts with one boundary each", f"{len(queries)} and {len(boundaries)}", "pair them"
-            )
+        if len(queries) != len(boundaries):
+            raise ZeroMemError.of("boundaries", f"one per query, {len(queries)}", len(boundaries), "pair them")
         for name, value in (("top_k", top_k), ("token_budget", token_budget)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")
         for query in queries:
             check_text("query", "text", query)
         for boundary in boundaries:
-            if boundary not in self._traces:
+            if not isinstance(boundary, str) or boundary not in self._traces:
                 hint = nearest(str(boundary), self._traces) or ("" if self._traces else "the memory is empty; ")
                 raise ZeroMemError.of("boundary", "one that has traces", boundary, f"{hint}add traces to it first")
 
@@ -208,11 +212,10 @@ class ZeroMem:
 
     def _bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
         """The memories end to end on the device; the last one asked for is kept."""
-        key = tuple(id(memory) for memory in memories)
-        if self._bank is None or self._bank[0] != key:
+        if self._bank is None or not _same(self._bank[0], memories):
             with self._timed("pack"):
                 bank = pack([m.index for m in memories], [m.sizes for m in memories], self.device)
-            self._bank = (key, bank)
+            self._bank = (memories, bank)
         return self._bank[1]
 
     def batches(
@@ -242,10 +245,12 @@ class ZeroMem:
         with self._timed("search both views"):
             views = self.pipeline.views(group.batch, group.bank)
         with self._timed("fuse, close, calibrate"):
-            chosen = self.pipeline.select(views, group.bank, top_k, None if token_budget is None else LONGEST)
+            held = group.bank.axes["units"].padded.shape[1]  # asking for more would only pad
+            longest = None if token_budget is None else min(held, max(LONGEST, token_budget))
+            chosen = self.pipeline.select(views, group.bank, min(top_k, held), longest)
             result = chosen.result
             if token_budget is not None:
-                result = within_budget(result, group.bank.unit_tokens, token_budget)
+                result = within_budget(result, group.bank.unit_tokens, min(token_budget, 1 << 62))
         with self._timed("collect"):
             writer = _Writer(group, views, chosen)
             for slot, m in group.batch.filled.nonzero().tolist():
@@ -257,6 +262,22 @@ class ZeroMem:
         start = time.perf_counter()
         yield
         self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - start
+
+
+def _listed(name: str, values: Iterable[T]) -> Sequence[T]:
+    given: object = values
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise ZeroMemError.of(name, "a list", given, "pass a list, even of one")
+    return values if isinstance(values, Sequence) else list(values)
+
+
+def _check_time(name: str, time: object) -> None:
+    if time is not None and not isinstance(time, datetime):
+        raise ZeroMemError.of(name, "a datetime or None", time, "read it with parse_time(...)")
+
+
+def _same(left: Sequence[Memory], right: Sequence[Memory]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
 
 
 BYTES_PER_SCORE = 4 * 64
@@ -294,7 +315,7 @@ class _Writer:
             query=profile.text,
             boundary=self.memories[m].boundary,
             route=RELATIONAL if relational else LOCAL,
-            rho=max(weight, 1 - weight),
+            rho=round(weight if relational else 1 - weight, 6),
             reasons=(
                 f"form: {profile.relational:g} for hops, {profile.local:g} for one place",
                 f"walk from {RESET_REASONS[int(self.views.reset_reason[slot, m])]}",
@@ -310,16 +331,18 @@ class _Writer:
         trace = memory.turns.traces[unit]
         start, end = memory.best_span(unit, self.batch.vectors[slot, m])
         reason, source = self._reason(slot, row, main)
+        score, parts = float(self.chosen.ranked[slot, row]), self._parts(slot, row)
         return EvidenceItem(
             trace_id=trace.id,
             start=start,
             end=end,
             text=trace.text[start:end],
-            score=float(self.chosen.ranked[slot, row]),
+            score=score,
             views={
                 "graph": float(self.views.graph[slot, row]),
                 "hierarchy": float(self.views.hierarchy[slot, row]),
             },
+            parts={**parts, "profile": score - sum(parts.values())},
             reason=reason,
             source=None if source is None else memory.turns.traces[source - self.bank.axes["units"].ptr[m]].id,
             title=trace.title,
@@ -328,6 +351,11 @@ class _Writer:
             session=trace.session,
             tokens=self.tokens[row],
         )
+
+    def _parts(self, slot: int, row: int) -> dict[str, float]:
+        support = self.chosen.support
+        scores = {"fused": self.chosen.fused, "neighbour": support.neighbour, "graph support": support.graph}
+        return {name: float(values[slot, row]) for name, values in scores.items()}
 
     def _reason(self, slot: int, row: int, main: Sequence[int]) -> tuple[str, int | None]:
         if row in main:

@@ -1,8 +1,9 @@
 """Sparse matrices as three dense buffers, and the one product that every walk uses.
 
-A CSR matrix is kept as ``crow, col, val`` rather than as a sparse tensor: plain buffers follow ``.to()``, save to safetensors
-and stay visible to ``torch.compile``. The product is one custom operator with a closed-form gradient for both factors, so
-that no dense ``rows x cols`` matrix ever exists, and whose backward is written with itself, so that it differentiates twice.
+A CSR matrix is kept as ``crow, col, val`` rather than as a sparse tensor: plain buffers follow ``.to()``, save to
+safetensors and stay visible to ``torch.compile``. The product is one custom operator with a closed-form gradient for
+both factors, so that no dense ``rows x cols`` matrix ever exists, and whose backward is written with itself, so that
+it differentiates twice.
 """
 
 import warnings
@@ -17,7 +18,7 @@ from torch import Tensor
 class Csr:
     """A ``rows x cols`` matrix in compressed sparse row form."""
 
-    crow: Int[Tensor, "rows+1"]
+    crow: Int[Tensor, " bounds"]
     col: Int[Tensor, " entries"]
     val: Float[Tensor, " entries"]
     cols: int
@@ -44,6 +45,8 @@ class Csr:
         return Csr(offsets(counts), self.row_of_entry()[order], self.val[order], self.rows)
 
     def __matmul__(self, dense: Float[Tensor, "cols columns"]) -> Float[Tensor, "rows columns"]:
+        if dense.shape[0] != self.cols:  # the product below would read past the end
+            raise ValueError(f"expected a factor of {self.cols} rows, got {dense.shape[0]}")
         product: Tensor = _spmm(self.crow, self.col, self.val, dense)
         return product
 
@@ -52,7 +55,7 @@ class Csr:
         return dense.index_put((self.row_of_entry(), self.col.long()), self.val, accumulate=True)
 
 
-def offsets(counts: Int[Tensor, " rows"]) -> Int[Tensor, "rows+1"]:
+def offsets(counts: Int[Tensor, " rows"]) -> Int[Tensor, " bounds"]:
     """Where each row starts, and where the last one ends."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
@@ -63,7 +66,7 @@ def _spmm(crow: Tensor, col: Tensor, val: Tensor, dense: Tensor) -> Tensor:
         return dense.new_zeros(crow.numel() - 1, dense.shape[1])
     with warnings.catch_warnings():  # "Sparse CSR tensor support is in beta state"
         warnings.simplefilter("ignore", UserWarning)
-        matrix = torch.sparse_csr_tensor(crow, col.long(), val.detach(), (crow.numel() - 1, dense.shape[0]))
+        matrix = torch.sparse_csr_tensor(crow.long(), col.long(), val.detach(), (crow.numel() - 1, dense.shape[0]))
     return torch.mm(matrix, dense.contiguous())
 
 

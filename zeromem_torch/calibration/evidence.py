@@ -1,4 +1,4 @@
-"""Evidence calibration (paper Eq. 15): filter the closed set, rank it by the profile, cut it to what a reader is handed."""
+"""Evidence calibration (paper Eq. 15): filter the closed set, rank it by the profile, cut it to what is handed over."""
 
 import torch
 from jaxtyping import Float, Int
@@ -13,8 +13,8 @@ class EvidenceCalibration(nn.Module):
         score(u) + sum_k w_k signal_k(u)
 
     with the profile's signals: subject, time, answer type. The views know them too; here they weigh once more, against
-    what closure brought in. The filter by provenance and boundary is structural: a unit is one trace, and one of another
-    boundary has no row in the query's segment.
+    what closure brought in. The filter by provenance and boundary is structural: a unit is one trace, and one of
+    another boundary has no row in the query's segment.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:
@@ -31,9 +31,9 @@ class EvidenceCalibration(nn.Module):
 def within_budget(
     rows: Int[Tensor, "slots memories k"], tokens: Int[Tensor, " units"], budget: int
 ) -> Int[Tensor, "slots memories k"]:
-    """Ranked units that fit a budget of tokens; one that does not fit is skipped and the fill goes on (-1 = skipped)."""
-    cost = torch.where(rows >= 0, tokens[rows.clamp(min=0)], 0)
-    left = torch.full_like(rows[..., 0], budget)
+    """Ranked units that fit a budget of tokens; one that does not is skipped and the fill goes on (-1 = skipped)."""
+    cost = torch.cat([tokens, tokens.new_zeros(1)])[rows]  # row -1 is the last one, and costs nothing
+    left = rows.new_full(rows.shape[:-1], budget)
     kept = torch.zeros_like(rows, dtype=torch.bool)
     for rank in range(rows.shape[-1]):  # over ranks, for all queries at once
         fits = (rows[..., rank] >= 0) & (cost[..., rank] <= left)

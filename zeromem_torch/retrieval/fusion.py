@@ -13,8 +13,9 @@ class ViewFusion(nn.Module):
 
     with min-max over the units that a view returned; here a view returns every unit of its memory, since a small pool
     costs points (measured), and cutting comes after. ``contrast`` 1 is the paper's Eq. 13. Above 1 a view speaks up for
-    the few units that it is sure of and leaves the rest to the other: a strong view loses less to a weak one (measured).
-    ``graph_weight`` is rho where the route is relational and 1 - rho where it is local, or what a learnt router gives.
+    the few units that it is sure of and leaves the rest to the other: a strong view loses less to a weak one
+    (measured). ``graph_weight`` is rho where the route is relational and 1 - rho where it is local, or what a learnt
+    router gives.
     """
 
     def __init__(self, contrast: float = 1.0) -> None:

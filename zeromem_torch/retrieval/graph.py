@@ -15,7 +15,11 @@ from zeromem_torch.retrieval.propagation import EntityPropagation
 from zeromem_torch.retrieval.signals import Signals
 from zeromem_torch.routing.queries import QueryBatch
 
-RESET_REASONS = ("entities and prior", "prior: no entity of the query is known", "uniform: nothing matches")
+RESET_REASONS = (
+    "entities and prior",
+    "prior: no entity of the query is known",
+    "uniform: the prior tells no unit from another",
+)
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,9 @@ class GraphView(nn.Module):
     """Walk from the query's entities and from the units that match it best, and rank units by the mass they get.
 
     - Reset: the units, in proportion to ``prior ** sharpness``, weigh 1 together; activated entities (Eqs. 8-9) weigh
-      what their activation sums to. Where the prior is 0 everywhere, the units share their part evenly.
-    - Affinity: a step prefers units that answer what the question asks *about* its names (the question without them), and
-      passes less mass through the named entities themselves (``named``), which the prior has used already.
+      what their activation sums to. Where the prior tells no unit from another, they share their part evenly.
+    - Affinity: a step prefers units that answer what the question asks *about* its names (the question without them),
+      and passes less mass through the named entities themselves (``named``), which the prior has used already.
     - Score: ``pi ** (1 / sharpness)``, which undoes the sharpening: min-max would leave nothing but the top few.
     - Exact matches (titles and phrases) refine the ranking.
     """
@@ -77,17 +81,12 @@ class GraphView(nn.Module):
     def _reset(self, prior: Tensor, activation: Tensor, bank: MemoryBank) -> tuple[Tensor, Tensor]:
         units, entities, nodes = bank.axes["units"], bank.axes["entities"], bank.axes["nodes"]
         of_units = segment_sum(prior, units.segment, units.segments)
-        uniform = 1 / torch.bincount(units.segment, minlength=units.segments).clamp(min=1)
-        has_prior = of_units > 0
-        spread = torch.where(
-            has_prior[:, units.segment],
-            prior / of_units.clamp(min=1e-30)[:, units.segment],
-            uniform[units.segment].to(prior.dtype),
-        )
+        flat = of_units >= torch.bincount(units.segment, minlength=units.segments)  # min-max made it 1 everywhere
+        spread = prior / of_units[:, units.segment]
         of_entities = segment_sum(activation, entities.segment, units.segments)
         known = of_entities > 0
         whole = 1 + of_entities
         reset = prior.new_zeros(prior.shape[0], nodes.size)
         reset = reset.index_copy(1, bank.unit_node, spread / whole[:, units.segment])
         reset = reset.index_copy(1, bank.entity_node, activation / whole[:, entities.segment])
-        return reset, torch.where(known, 0, torch.where(has_prior, 1, 2))
+        return reset, torch.where(known, 0, torch.where(flat, 2, 1))

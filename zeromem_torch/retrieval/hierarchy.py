@@ -30,9 +30,8 @@ class HierarchyView(nn.Module):
 
         score(u) = sum_level sum_signal w signal(level of u) + sum_k w_k compatibility_k(q, u)
 
-    with compatibility by subject, time, answer type and phrase. Hard pruning (an episode shuts out its turns) is the limit
-    of a weight that outgrows the rest; measured, it costs up to four points, so it is not the default: ``keep`` > 0 keeps
-    only units of the ``keep`` best episodes.
+    with compatibility by subject, time, answer type and phrase. Hard pruning (an episode shuts out its turns) is the
+    limit of a weight that outgrows the rest; measured, it costs up to four points.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -40,5 +39,5 @@ class HierarchyView(nn.Module):
         self.mix = SignalMix(weights)
 
     def forward(self, signals: Signals) -> Float[Tensor, "slots units"]:
-        scores: Float[Tensor, "slots units"] = self.mix(signals)
+        scores: Tensor = self.mix(signals)
         return scores

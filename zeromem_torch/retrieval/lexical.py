@@ -11,8 +11,8 @@ from zeromem_torch.sparse import offsets
 class LexicalScores(nn.Module):
     """Sum the impacts of each query's terms, ``score(q, d) = sum_t count(t, q) * impact(t, d)``.
 
-    A term is expanded to its postings, so the cost is that of the postings asked for, not of the matrix. Terms unseen when
-    the memory was built have no number and score 0. Scores are natural-log units, comparable within one memory only.
+    A term is expanded to its postings, so the cost is that of the postings asked for, not of the matrix. Terms unseen
+    when the memory was built have no number and score 0. Scores are in natural-log units, comparable inside a memory.
     """
 
     def forward(

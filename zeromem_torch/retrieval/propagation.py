@@ -13,9 +13,9 @@ class EntityPropagation(nn.Module):
         eta_{t+1}(e') = sum_e eta_t(e) sum_{z in Z(e) and Z(e')} sim(q, z)   =   M^T (S * (M eta_t))
 
     as two sparse products and a Hadamard product; no entity x entity matrix exists. Left open by the paper and chosen
-    here: negative similarities are clipped at 0, since activation is a mass; a hop is scaled to ``decay`` times the mass
-    of the one before, or hubs would grow without bound (a scale per query, so the order within a hop stays); the result
-    is the sum over hops, so a seed keeps what it started with.
+    here: negative similarities are clipped at 0, since activation is a mass; a hop is scaled to ``decay`` times the
+    mass of the one before, or hubs would grow without bound (a scale per query, so the order within a hop stays); the
+    result is the sum over hops, so a seed keeps what it started with.
     """
 
     def __init__(self, hops: int = 2, decay: float = 0.5) -> None:

@@ -2,14 +2,14 @@
 
 Both views start from these. A level above the turn reaches it as the best window that holds it, and as its episode, so
 nothing is pruned on the way down (Eq. 11 as a soft sum; hard pruning to the best sessions costs points, measured).
-Continuous signals are brought to [0, 1] over the units of a memory; profile signals are there (1), partly, or absent (0),
-and absent for every unit where the query does not ask for them, or the traces have no such thing.
+Continuous signals are brought to [0, 1] over the units of a memory; profile signals are there (1), partly, or absent
+(0), and absent for every unit where the query does not ask for them, or the traces have no such thing.
 """
 
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zeromem_torch.bank import Axis, MemoryBank, Postings, segment_max, segment_minmax, segment_topk
@@ -22,7 +22,7 @@ Signals = Mapping[str, Float[Tensor, "slots units"]]
 
 TIMES = AnswerType.DATE | AnswerType.DURATION
 KINDS = {"time": TIMES, "place": AnswerType.PLACE, "person": AnswerType.PERSON, "title": AnswerType.TITLE}
-"""Answer types worth matching. Numbers, lists and yes/no stand in most turns, so holding one tells nothing (measured)."""
+"""Answer types worth matching. Numbers, lists and yes/no stand in most turns: holding one tells nothing (measured)."""
 
 
 class UnitSignals(nn.Module):
@@ -81,8 +81,7 @@ class UnitSignals(nn.Module):
         quick = first["dense_turn"] + first["lexical_turn"] + first["dense_window"] + first["lexical_window"]
         candidates = segment_topk(quick, units, self.candidates)
         best = self.maxsim(batch.states, bank.token_states, bank.state_ptr, units, candidates)
-        held = best.new_zeros(windows.size, *best.shape[1:])
-        held = held.index_reduce(0, bank.member_window, best[bank.member_unit], "amax")
+        held = _group_max(best[bank.member_unit], bank.member_window, windows.size, empty=0.0)
         in_window = self._best_window(self.maxsim.combine(held, batch.state_weights, windows), bank)
         # A token that matches well everywhere says little: bring each token's matches to [0, 1] before they are summed.
         in_turn = self.maxsim.combine(token_minmax(best, units), batch.state_weights, units)
@@ -98,11 +97,18 @@ class UnitSignals(nn.Module):
 
 
 def token_minmax(best: Float[Tensor, "units slots query_tokens"], units: Axis) -> Tensor:
-    """Min-max of each query token's matches over the units of its memory; all equal -> 0, for such a token tells nothing."""
-    shape = (units.segments, *best.shape[1:])
-    least = best.new_full(shape, torch.inf).index_reduce(0, units.segment, best, "amin")[units.segment]
-    most = best.new_full(shape, -torch.inf).index_reduce(0, units.segment, best, "amax")[units.segment]
+    """Min-max of each query token's matches over the units of its memory; all equal -> 0: that one tells nothing."""
+    least = -_group_max(-best, units.segment, units.segments, empty=-torch.inf)[units.segment]
+    most = _group_max(best, units.segment, units.segments, empty=-torch.inf)[units.segment]
     return (best - least) / (most - least).clamp(min=1e-6)
+
+
+def _group_max(
+    best: Float[Tensor, "rows slots query_tokens"], group: Int[Tensor, " rows"], groups: int, empty: float
+) -> Float[Tensor, "groups slots query_tokens"]:
+    flat = best.flatten(1)
+    most = flat.new_full((groups, flat.shape[1]), empty)
+    return most.scatter_reduce(0, group[:, None].expand_as(flat), flat, "amax").view(groups, *best.shape[1:])
 
 
 def profile_signals(batch: QueryBatch, bank: MemoryBank, date_reach: float) -> Signals:
@@ -134,12 +140,12 @@ def date_nearness(batch: QueryBatch, bank: MemoryBank, reach: float) -> Float[Te
     first, last = batch.date_first[:, memory], batch.date_last[:, memory]  # [slots, units, dates]
     day = bank.unit_day[:, None]
     days = torch.maximum(first - day, day - last).clamp(min=0).float()
-    near = (1 - days / reach).clamp(min=0) * ((first <= last) & (day > 0))
+    near: Tensor = (1 - days / reach).clamp(min=0) * ((first <= last) & (day > 0))
     return near.amax(-1)
 
 
 def spoken_dates(batch: QueryBatch, bank: MemoryBank, longest: int = 40) -> Float[Tensor, "slots units"]:
-    """1 where a unit speaks of a day, or of a stretch of at most ``longest`` days, that meets an interval asked about."""
+    """1 where a unit speaks of a day, or of at most ``longest`` days in a row, that meet an interval asked about."""
     units = bank.axes["units"]
     memory = units.segment[bank.date_unit]
     first, last = batch.date_first[:, memory], batch.date_last[:, memory]

@@ -1,8 +1,8 @@
 """Whom a question is about, and the question as that person would have said it (paper Eq. 6, the subject).
 
-In a conversation people speak of themselves in the first person, while questions name them: "What did Melanie paint?" is
-matched as "What did I paint?". Late interaction compares tokens in context, so this brings both sides into one voice. A
-rule on pronouns; nothing is generated.
+In a conversation people speak of themselves in the first person, while questions name them: "What did Melanie paint?"
+is matched as "What did I paint?". Late interaction compares tokens in context, so this brings both sides into one
+voice. A rule on pronouns; nothing is generated.
 """
 
 import re
@@ -19,8 +19,8 @@ _THIRD_PERSON = (
 def subject_of(question: str, named: Sequence[str]) -> tuple[str, ...]:
     """Of the speakers that a question names, the one it is about, and then the others.
 
-    With two names the first is asked about ("What did Ann give Bob?"), unless they are joined ("Ann and Bob"): then both
-    are, and there is no subject. Nor is there one without a name.
+    With two names the first is asked about ("What did Ann give Bob?"), unless they are joined ("Ann and Bob"): then
+    both are, and there is no subject. Nor is there one without a name.
     """
     if len(named) < 2:
         return tuple(named)

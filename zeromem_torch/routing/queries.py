@@ -80,7 +80,7 @@ def compile_queries(
     references: Sequence[datetime | None],
     name: float,
 ) -> tuple[QueryBatch, list[QueryProfile]]:
-    """Profile, encode and lay out queries; ``memory[i]`` is the place in ``memories`` of the one that query ``i`` asks."""
+    """Profile, encode and lay out queries; ``memory[i]`` is the place in ``memories`` of the one query ``i`` asks."""
     profiles = [
         profile_query(text, reference=reference or memories[m].latest, speakers=list(memories[m].speakers))
         for text, m, reference in zip(texts, memory, references, strict=True)
@@ -96,18 +96,14 @@ def compile_queries(
     people = [subject_of(profile.text, profile.subjects) for profile in profiles]
     spoken = [first_person(p.text, *named[:2]) if named else p.text for p, named in zip(profiles, people, strict=True)]
     encoded = encoder.encode(spoken, states=True)
+    spans = torch.split(encoded.spans, encoded.counts.tolist())
     weights = [
-        torch.tensor(_token_weights(text, profile, memories[m], spans, analyse))
-        for text, profile, m, spans in zip(
-            spoken, profiles, memory, encoded.spans.split(encoded.counts.tolist()), strict=True
-        )
+        torch.tensor(_token_weights(text, profile, memories[m], own, analyse))
+        for text, profile, m, own in zip(spoken, profiles, memory, spans, strict=True)
     ]
-    states = [part.float() for part in encoded.states.split(encoded.counts.tolist())]
+    states = [part.float() for part in torch.split(encoded.states, encoded.counts.tolist())]
     named_words = [_named_words(profile, memories[m]) for profile, m in zip(profiles, memory, strict=True)]
-    rest = [
-        _rest_vector(*row)
-        for row in zip(spoken, states, encoded.spans.split(encoded.counts.tolist()), named_words, strict=True)
-    ]
+    rest = [_rest_vector(*row) for row in zip(spoken, states, spans, named_words, strict=True)]
 
     asking = list(zip(texts, profiles, memory, strict=True))
     rest_words = [
@@ -181,11 +177,8 @@ def _token_weights(
     for start, end in spans.tolist():
         word = _word_at(text, start, end)
         terms = analyse(word) if word.strip() else []
-        if not terms or not any(c.isalnum() for c in word):
-            weights.append(0.0)
-        elif set(tokenize(word)) & subject_words:
-            weights.append(0.0)
-        elif tokenize(word)[0] in STOP_WORDS:
+        silent = not terms or not any(c.isalnum() for c in word)
+        if silent or set(tokenize(word)) & subject_words or tokenize(word)[0] in STOP_WORDS:
             weights.append(0.0)
         else:
             weights.append(max(memory.rarity.get(term, UNSEEN_RARITY) for term in terms))
@@ -211,10 +204,10 @@ def _named_words(profile: QueryProfile, memory: Memory) -> frozenset[str]:
 
 
 def _rest_vector(text: str, states: Tensor, spans: Tensor, named: frozenset[str]) -> Tensor:
-    """The query's vector without its names: their tokens left out of the mean, in context (a query of names: all of it)."""
+    """The query's vector without the tokens of its names, the rest in context (of a query of names: all of it)."""
     words = [set(tokenize(_word_at(text, start, end))) for start, end in spans.tolist()]
     kept = torch.tensor([not word & named for word in words], dtype=torch.bool)
-    return normalize((states[kept] if kept.any() else states).mean(0), dim=-1)
+    return normalize((states[kept] if kept.any() else states).sum(0), dim=-1)
 
 
 def _word_at(text: str, first: int, last: int) -> str:
@@ -227,7 +220,7 @@ def _word_at(text: str, first: int, last: int) -> str:
 
 
 def _entities(profile: QueryProfile, memory: Memory, name: float) -> dict[int, float]:
-    """Eq. 8 by exact match: a title that the query names starts with activation 1, another known entity with ``name``."""
+    """Eq. 8 by exact match: a title that the query names starts with activation 1, a known entity with ``name``."""
     found = {number: name for key in query_keys(profile.text) if (number := memory.entities.get(key)) is not None}
     for _, _, words, _ in memory.titles.find(profile.text):
         if (number := memory.entities.get(entity_key(" ".join(words)))) is not None:

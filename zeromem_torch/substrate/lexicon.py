@@ -55,14 +55,14 @@ class TermCounts:
         ]
         key = self.term[entry] * groups + torch.repeat_interleave(group, times)
         unique, place = torch.unique(key, return_inverse=True)
-        count = torch.zeros(unique.numel()).index_add_(0, place, self.count[entry])
+        count = self.count.new_zeros(unique.numel()).index_add_(0, place, self.count[entry])
         return TermCounts(unique // max(groups, 1), unique % max(groups, 1), count, self.terms, groups)
 
     def postings(self, k1: float, b: float) -> Postings:
         """BM25 impacts, as postings per term."""
         frequency = torch.bincount(self.term, minlength=self.terms)
-        length = torch.zeros(self.rows).index_add_(0, self.row, self.count)
-        mean = length.mean().clamp(min=1e-9) if self.rows else torch.ones(())
+        length = self.count.new_zeros(self.rows).index_add_(0, self.row, self.count)
+        mean = length.mean().clamp(min=1e-9) if self.rows else length.sum()
         scale = k1 * (1 - b + b * length / mean)
         weight = inverse_frequency(frequency, self.rows)
         impact = weight[self.term] * self.count * (k1 + 1) / (self.count + scale[self.row])

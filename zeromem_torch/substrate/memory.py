@@ -19,7 +19,7 @@ from zeromem_torch.substrate.entities import EntityExtractor, Mention, entity_ke
 from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words
 from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
 from zeromem_torch.substrate.lexicon import TermCounts, bigrams, inverse_frequency
-from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans, tokenize
+from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans
 from zeromem_torch.substrate.traces import Trace
 from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, windows
 
@@ -44,7 +44,8 @@ class Memory:
 
     def best_span(self, unit: int, query: Float[Tensor, " dim"]) -> tuple[int, int]:
         """The stretch of a trace to hand over: all of it or, of a long one, the chunk nearest to the query."""
-        first, last = torch.searchsorted(self.index.chunk_unit, torch.tensor([unit, unit + 1])).tolist()
+        bounds: list[int] = torch.searchsorted(self.index.chunk_unit, torch.tensor([unit, unit + 1])).tolist()
+        first, last = bounds
         if last - first == 1:
             return self.chunk_spans[first]
         nearness = self.index.chunk_vectors[first:last] @ query.to(self.index.chunk_vectors)
@@ -99,7 +100,7 @@ def build_memory(
     speakers: dict[str, int] = {}
     unit_speaker = [speakers.setdefault(t.speaker, len(speakers)) if t.speaker else -1 for t in turns.traces]
 
-    analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer)
+    analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer or None)
     vocabulary: dict[str, int] = {}
     terms = [analyse(f"{trace.title} {trace.text}") for trace in turns.traces]
     counts = TermCounts.of(terms, vocabulary)
@@ -197,13 +198,15 @@ class _Named:
 def _entities(
     traces: Sequence[Trace], mentions: Sequence[Sequence[Mention]], titles: Gazetteer, encoded: Encoded, chunks: _Chunks
 ) -> _Named:
-    """Join what the extractor found, the titles that a text names, and a document's own title (in its first sentence)."""
+    """Join what the extractor found, the titles that a text names, and a document's own title (in sentence one)."""
     speakers = {entity_key(word) for trace in traces for word in (trace.speaker, *trace.speaker.split()[:1])}
     first_chunk = offsets(torch.bincount(_long(chunks.unit), minlength=len(traces))).tolist()
     own_title = [entity_key(" ".join(title_words(trace.title))) for trace in traces]
-    sentence_unit, sentence_chunk, sentence_span = [], [], []
+    sentence_unit: list[int] = []
+    sentence_chunk: list[int] = []
+    sentence_span: list[tuple[int, int]] = []
     found_at: list[tuple[int, int, str]] = []  # sentence, unit, entity
-    links = set()
+    links: set[tuple[int, int]] = set()
     for unit, (trace, found) in enumerate(zip(traces, mentions, strict=True)):
         spans = sentence_spans(trace.text) or [(0, len(trace.text))]
         base, chunk = len(sentence_unit), first_chunk[unit]

@@ -1,8 +1,8 @@
 """The temporal hierarchy: turns, windows, episodes and local spans over the original traces (paper Eq. 5).
 
 A turn is one trace. A window is a few neighbouring turns of one session, an episode a longer run of it; both are only
-ranges of turns, so nothing is generated. A trace without a session (a document) is its own window and its own episode: the
-order of a pool means nothing, so it makes no neighbours.
+ranges of turns, so nothing is generated. A trace without a session (a document) is its own window and its own episode:
+the order of a pool means nothing, so it makes no neighbours.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,12 @@ def order_turns(traces: Sequence[Trace]) -> Turns:
             ordered.append(trace)
             session.append(number)
             position.append(place if trace.session else -1)
-    return Turns(tuple(ordered), torch.tensor(session), torch.tensor(position), len(groups))
+    return Turns(
+        tuple(ordered),
+        torch.tensor(session, dtype=torch.long),
+        torch.tensor(position, dtype=torch.long),
+        len(groups),
+    )
 
 
 def day_of(time: datetime | None) -> int:
@@ -53,14 +58,16 @@ def day_of(time: datetime | None) -> int:
 
 
 def turn_prefix(trace: Trace, *, dated: bool = True) -> str:
-    """What is put before a turn's text where it is indexed and read: "[8 May 2023] Melanie: ", or a document's title."""
+    """What is put before a turn's text to be indexed and read: "[8 May 2023] Melanie: ", or a document's title."""
     date = f"[{trace.time.day} {trace.time:%B %Y}] " if dated and trace.time else ""
     speaker = f"{trace.speaker}: " if trace.speaker else ""
     title = f"{trace.title}. " if trace.title else ""
     return f"{date}{speaker}{title}"
 
 
-def windows(session: Int[Tensor, " units"], length: int) -> tuple[Int[Tensor, " members"], Int[Tensor, " members"], int]:
+def windows(
+    session: Int[Tensor, " units"], length: int
+) -> tuple[Int[Tensor, " members"], Int[Tensor, " members"], int]:
     """Runs of ``length`` turns inside a session, stride 1; a shorter session is one window.
 
     Returns which window and which unit each membership joins, and the number of windows.
@@ -84,10 +91,11 @@ def episodes(session: Int[Tensor, " units"], length: int) -> Int[Tensor, " units
         return session.clone()
     first = torch.searchsorted(session, session)
     size = torch.searchsorted(session, session, right=True) - first
-    parts = (size / length).round().clamp(min=1)
-    part = ((torch.arange(session.numel()) - first) * parts / size).floor().long()
+    parts = (size / length).round().clamp(min=1).long()
+    part = (torch.arange(session.numel()) - first) * parts // size
     key = session * (session.numel() + 1) + part
-    return torch.unique(key, return_inverse=True)[1]
+    episode: Tensor = torch.unique(key, return_inverse=True)[1]
+    return episode
 
 
 def chunk_spans(text: str, token_spans: Sequence[tuple[int, int]], limit: int) -> list[tuple[int, int]]:

@@ -1,0 +1,90 @@
+"""What tests of the whole memory share: an encoder without weights, and small conversations."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from zeromem_torch.config import SubstrateConfig, ZeroMemConfig
+from zeromem_torch.library import ZeroMem
+from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded
+from zeromem_torch.substrate.traces import Trace
+
+RULES = ZeroMemConfig(substrate=SubstrateConfig(entities="rules"))  # no tagger: these tests are about other things
+START = datetime(2023, 5, 8, 13, 56, tzinfo=UTC)
+_TOKEN = re.compile(r"\w{1,12}|[^\w\s\u0300-\u036f]")  # a mark alone has no token, as in BERT
+_DIM = 64
+
+
+@lru_cache(maxsize=1 << 16)
+def _drawn(token: str) -> Tensor:
+    digest = blake2b(token.casefold().encode(), digest_size=_DIM).digest()
+    return normalize(torch.frombuffer(bytearray(digest), dtype=torch.uint8).float() - 127.5, dim=0)
+
+
+@dataclass
+class HashEncoder:
+    """A token's state is drawn by its hash, and mixed with its neighbours'; a text's vector is the mean of its states.
+
+    Texts that share words are near each other, no two machines disagree, and nothing has to be loaded. ``calls`` keeps
+    what was encoded, so that a test can see what a cache spared.
+    """
+
+    max_tokens: int = 48
+    fingerprint: str = "hash-1"
+    dim: int = _DIM
+    calls: list[list[str]] = field(default_factory=list)
+
+    def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        return [[match.span() for match in _TOKEN.finditer(text)] for text in texts]
+
+    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
+        self.calls.append(list(texts))
+        vectors, counts, all_states, all_spans = [], [], [torch.empty(0, _DIM)], [torch.empty(0, 2, dtype=torch.long)]
+        for text, spans in zip(texts, self.token_spans(texts), strict=True):
+            spans = spans[: self.max_tokens]
+            tokens = [_drawn(text[start:end]) for start, end in spans]
+            own = torch.stack(tokens) if tokens else torch.empty(0, _DIM)
+            around = torch.nn.functional.pad(own, (0, 0, 1, 1))
+            mixed = normalize(own + 0.3 * around[:-2] + 0.3 * around[2:], dim=-1)
+            vectors.append(normalize(mixed.mean(0), dim=0) if tokens else _drawn(""))
+            counts.append(len(spans))
+            all_states.append(mixed)
+            all_spans.append(torch.tensor(spans, dtype=torch.long).reshape(-1, 2))
+        kept = slice(None) if states else slice(0)
+        return Encoded(
+            torch.stack(vectors) if vectors else torch.empty(0, _DIM),
+            torch.tensor(counts, dtype=torch.long),
+            torch.cat(all_states)[kept].to(STATE_DTYPE),
+            torch.cat(all_spans)[kept],
+        )
+
+
+def talk(boundary: str, *sessions: Sequence[str], speakers: Sequence[str] = ("Ann", "Bo")) -> list[Trace]:
+    """A conversation: one session a month, its turns spoken in turn, ids such as "boundary/2:1"."""
+    return [
+        Trace(
+            id=f"{boundary}/{number}:{place}",
+            boundary=boundary,
+            text=text,
+            session=f"session {number}",
+            order=place,
+            time=START + timedelta(days=30 * number, minutes=place),
+            speaker=speakers[place % len(speakers)] if speakers else "",
+        )
+        for number, session in enumerate(sessions, start=1)
+        for place, text in enumerate(session, start=1)
+    ]
+
+
+def memory_of(*traces: Trace | Mapping[str, Any], config: ZeroMemConfig = RULES, **options: Any) -> ZeroMem:
+    memory = ZeroMem(config, encoder=HashEncoder(), **options)
+    memory.add(list(traces))
+    return memory
