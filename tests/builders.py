@@ -7,6 +7,7 @@ A memory is made in its own numbers, and so is a query; `lay_out` puts queries o
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -204,6 +205,11 @@ def sample(seed: int, units: int, *, tied: bool = False, plain: bool = False) ->
 
 def bank_of(samples: Sequence[Sample]) -> MemoryBank:
     return pack([one.index for one in samples], [one.sizes for one in samples])
+
+
+def bank_with(one: Sample, **tensors: Any) -> MemoryBank:
+    """A bank of one memory, some of whose tensors are others."""
+    return pack([dataclasses.replace(one.index, **tensors)], [one.sizes])
 
 
 def query(seed: int, memory: Sample, *, blank: bool = False) -> Query:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import equations
 import pytest
 import torch
-from builders import Query, Sample, bank_of, lay_out, query, sample
+from builders import Query, Sample, bank_of, bank_with, lay_out, query, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -344,8 +344,8 @@ def test_an_unfilled_slot_is_finite_and_disturbs_nobody() -> None:
 
 def test_equal_units_come_in_order_of_their_number() -> None:
     one = sample(3, 7, plain=True)
-    flat = dataclasses.replace(
-        one.index,
+    bank = bank_with(
+        one,
         chunk_vectors=torch.ones_like(one.index.chunk_vectors),
         window_vectors=torch.ones_like(one.index.window_vectors),
         unit_asks=torch.zeros(7, dtype=torch.bool),
@@ -354,6 +354,5 @@ def test_equal_units_come_in_order_of_their_number() -> None:
         edge_target=torch.empty(0, dtype=torch.long),
         edge_weight=torch.empty(0, dtype=torch.float64),
     )
-    bank = pack([flat], [one.sizes])
     found = search(lay_out([[query(2, one, blank=True)]], bank), bank)
     assert found.main.tolist() == [[[0, 1, 2]]]

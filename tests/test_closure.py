@@ -1,16 +1,14 @@
 """Evidence closure (Eq. 14) against the loop, and cases a person can check."""
 
-import dataclasses
-
 import equations
 import pytest
 import torch
-from builders import SIZES, Dice, Sample, bank_of, rows_of, sample
+from builders import SIZES, Dice, Sample, bank_of, bank_with, rows_of, sample
 from torch import Tensor
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from zeromem_torch.bank import MemoryBank, pack, segment_topk
+from zeromem_torch.bank import MemoryBank, segment_topk
 from zeromem_torch.closure import Closure, Support
 
 
@@ -62,10 +60,9 @@ def test_few_queries(slots: int) -> None:
 
 def dialogue(asks: list[bool], leans: list[bool], session: list[int]) -> MemoryBank:
     """Turns without entities."""
-    one = sample(0, len(asks), plain=True)
     none = torch.empty(0, dtype=torch.long)
-    index = dataclasses.replace(
-        one.index,
+    return bank_with(
+        sample(0, len(asks), plain=True),
         unit_session=torch.tensor(session),
         unit_position=torch.zeros(len(asks), dtype=torch.long),
         unit_asks=torch.tensor(asks),
@@ -74,7 +71,6 @@ def dialogue(asks: list[bool], leans: list[bool], session: list[int]) -> MemoryB
         edge_target=none,
         edge_weight=none.double(),
     )
-    return pack([index], [{"sessions": max(session) + 1, "speakers": 0}])
 
 
 def test_a_question_brings_its_answer_and_an_answer_its_question() -> None:

@@ -73,7 +73,7 @@ def test_gradient_to_both_views_and_the_route(contrast: float) -> None:
 
 
 def test_units_that_tie_for_an_end_of_the_range_share_its_gradient_and_a_flat_view_has_none() -> None:
-    """The rule at ties: an end moves by the mean of the units that hold it, and all-equal stands for 1 whatever it is."""
+    """The rule at ties: an end moves by the mean of the units that hold it; all-equal stands for 1, whatever it is."""
     graph = torch.tensor([[1.0, 1.0, 0.5, 0.0]], dtype=torch.float64, requires_grad=True)
     flat = torch.full((1, 4), 0.5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[0.5]], dtype=torch.float64)

@@ -38,22 +38,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
+        _check_device(options.device)
         result: int = options.run(options)
-    except (ZeroMemError, FileNotFoundError, ValueError) as error:
-        print(f"zeromem: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # the reader of our output has gone, as in `zeromem demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (OSError, ValueError) as error:  # a ZeroMemError is a ValueError
+        print(f"zeromem: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     return result
 
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--encoder", default="minilm", metavar="NAME", help="minilm, bge-m3, a folder or a hub name")
+    common.add_argument(
+        "--encoder",
+        metavar="NAME",
+        help="minilm, bge-m3, a folder or a hub name (default: the configuration's, which is minilm)",
+    )
     common.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (default: %(default)s)")
     common.add_argument("--config", type=Path, metavar="TOML", help="differences from the default configuration")
-    common.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's)")
+    common.add_argument("--threads", type=_positive, metavar="N", help="CPU threads (default: PyTorch's)")
     common.add_argument(
         "--cache", type=Path, metavar="FILE", help="where encoded texts are kept (default: in the user's cache folder)"
     )
@@ -61,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser(
-        "demo", parents=[common], help="store a shipped conversation and ask it questions", description=run_demo.__doc__
+        "demo",
+        parents=[common],
+        help="store a shipped conversation and ask it questions",
+        description="Stores the shipped conversations in an empty memory, asks every question at once, and shows what "
+        "was found and why.",
     )
     demo.set_defaults(run=_demo)
 
@@ -81,35 +90,65 @@ def _parser() -> argparse.ArgumentParser:
         "--systems", default=",".join(SYSTEMS), metavar="A,B", help=f"some of {', '.join(SYSTEMS)} (default: all)"
     )
     retrieval.add_argument("--audited", action="store_true", help="locomo: citations as corrected by label_errors.json")
-    retrieval.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
+    retrieval.add_argument("--limit", type=_positive, metavar="N", help="only the first N questions")
     retrieval.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
     retrieval.set_defaults(run=_eval_retrieval)
     return parser
 
 
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return number
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        raise ZeroMemError.of("device", "one that PyTorch finds here", name, f"try cpu ({error})") from error
+
+
 def _demo(options: argparse.Namespace) -> int:
-    run_demo(ZeroMem(_config(options), encoder=_encoder(options), device=options.device))
+    config = _config(options)
+    run_demo(ZeroMem(config, encoder=_encoder(options, config), device=options.device))
     return 0
 
 
 def _eval_retrieval(options: argparse.Namespace) -> int:
-    systems = [name.strip() for name in options.systems.split(",") if name.strip()]
+    systems = list(dict.fromkeys(name.strip() for name in options.systems.split(",") if name.strip()))
+    config = _config(options)
     data = load_dataset(options.dataset, options.data, options.corpus, audited=options.audited, limit=options.limit)
-    result = run_retrieval(data, systems, _encoder(options), _config(options), device=options.device)
+    if options.json:
+        _check_writable(options.json)
+    result = run_retrieval(data, systems, _encoder(options, config), config, device=options.device)
     for line in table(result):
         print(line)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
+def _check_writable(path: Path) -> None:
+    """What cannot be written should not cost a run."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ZeroMemError.of("json", "a file that can be written", str(path), f"name another ({error})") from error
+
+
 def _config(options: argparse.Namespace) -> ZeroMemConfig:
-    return ZeroMemConfig.from_toml(options.config) if options.config else ZeroMemConfig()
+    try:
+        return ZeroMemConfig.from_toml(options.config) if options.config else ZeroMemConfig()
+    except OSError as error:
+        raise ZeroMemError.of("config", "a TOML file", str(options.config), f"check the path ({error})") from error
 
 
-def _encoder(options: argparse.Namespace) -> CachedEncoder:
+def _encoder(options: argparse.Namespace, config: ZeroMemConfig) -> CachedEncoder:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return CachedEncoder(
-        load_encoder(options.encoder, device=options.device), options.cache or home / "zeromem" / "encoded.sqlite"
+        load_encoder(options.encoder or config.encoder.name, device=options.device),
+        options.cache or home / "zeromem" / "encoded.sqlite",
     )

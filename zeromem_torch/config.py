@@ -119,9 +119,9 @@ class GraphConfig:
     exact: SignalWeights = field(default_factory=SignalWeights)  # refinement of the ranking by exact matches
     damping: float = 0.6  # the paper's gamma
     hops: int = 2
-    decay: float = 0.5
+    decay: float = 0.2
     name: float = 0.05  # activation of a known entity that the query names; one that is a title starts with 1
-    sharpness: float = 8.0  # power of the prior
+    sharpness: float = 12.0  # power of the prior
     affinity: float = 2.0  # power with which a step prefers units that answer the question without its names
     named: float = 0.2  # mass that the question's own entities pass on
 
@@ -137,17 +137,18 @@ class HierarchyConfig:
 
 @dataclass(frozen=True)
 class FusionConfig:
-    """Eqs. 12-13."""
+    """Eqs. 12-13. With a contrast above 1 a view speaks up for the few units it is sure of and leaves the rest to the other."""
 
-    contrast: float = 4.0  # power of a view's score before mixing; the paper's fusion is 1
+    graph_contrast: float = 4.0  # power of the view's score before mixing; the paper's fusion is 1
+    hierarchy_contrast: float = 10.0  # higher, for its scores are flatter
 
 
 @dataclass(frozen=True)
 class ClosureConfig:
     """Eq. 14."""
 
-    neighbour: float = 0.1  # support of a neighbour that leans on a main unit, or is leant on
-    graph: float = 0.1  # support along the graph
+    neighbour: float = 0.05  # support of a neighbour that leans on a main unit, or is leant on
+    graph: float = 0.05  # support along the graph
     most: int = 5  # units that closure may add to the main evidence
 
     def __post_init__(self) -> None:
@@ -159,7 +160,9 @@ class CalibrationConfig:
     """Eq. 15."""
 
     top_k: int = 5  # the paper's
-    weights: SignalWeights = field(default_factory=SignalWeights)
+    weights: SignalWeights = field(
+        default_factory=lambda: SignalWeights(subject=0.1, asks=-0.05, dense_turn=0.1)
+    )
 
     def __post_init__(self) -> None:
         _at_least(1, top_k=self.top_k)

@@ -21,6 +21,7 @@ from zeromem_torch.routing.queries import QueryBatch, compile_queries
 from zeromem_torch.routing.router import LOCAL, RELATIONAL
 from zeromem_torch.substrate.encoder import Encoder, load_encoder
 from zeromem_torch.substrate.entities import EntityExtractor, load_extractor
+from zeromem_torch.substrate.lexicon import check_sparse_head
 from zeromem_torch.substrate.memory import Memory, build_memory
 from zeromem_torch.substrate.tokenizer import Analyzer
 from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, nearest
@@ -58,6 +59,8 @@ class ZeroMem:
         self.config = config or ZeroMemConfig()
         name = self.config.encoder.name if encoder is None else encoder
         self.encoder = load_encoder(name, device=device) if isinstance(name, str) else name
+        if self.config.substrate.lexicon == "learned":
+            check_sparse_head(self.encoder)
         self._extractor = extractor
         self.pipeline = ZeroMemPipeline(self.config).to(device).eval()
         self.device = device

@@ -65,7 +65,7 @@ class ZeroMemPipeline(nn.Module):
             decay=config.graph.decay,
         )
         self.hierarchy = HierarchyView(config.hierarchy.weights.to_dict())
-        self.fusion = ViewFusion(config.fusion.contrast)
+        self.fusion = ViewFusion()
         self.closure = Closure(config.closure.neighbour, config.closure.graph)
         self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
 
@@ -81,8 +81,8 @@ class ZeroMemPipeline(nn.Module):
         graph = self.graph(batch, bank, signals)
         return Views(
             signals,
-            segment_minmax(graph.units, units),
-            segment_minmax(self.hierarchy(signals), units),
+            segment_minmax(graph.units, units) ** self.config.fusion.graph_contrast,
+            segment_minmax(self.hierarchy(signals), units) ** self.config.fusion.hierarchy_contrast,
             self.graph_weight(batch),
             graph.reason,
         )

@@ -64,9 +64,10 @@ class PlainRetrieval:
             for term, weight in query_terms(self.analyse(question), vocabulary).items()
         ]
         slot, term, weight = (torch.tensor([row[i] for row in asked]) for i in range(3))
-        return LexicalScores()(
+        scores: Scores = LexicalScores()(
             slot.long(), term.long(), weight, counts.postings(k1, b), len(self.questions), counts.rows
         )
+        return scores
 
     def best_window(self, scores: Float[Tensor, "queries windows"]) -> Scores:
         window, unit, _ = self.members

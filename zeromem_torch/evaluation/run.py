@@ -58,10 +58,14 @@ def run_retrieval(
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Measure systems on a data set; the result is JSON, as the README shows it."""
-    for name in systems:
+    for name in systems or [""]:
         if name not in SYSTEMS:
             known = ", ".join(SYSTEMS)
             raise ZeroMemError.of("systems", f"some of {known}", name, f"{nearest(name, SYSTEMS)}choose among these")
+    scored = [question for question in data.questions if question.evidence]
+    if not scored:
+        got = f"{len(data.questions)} without any"
+        raise ZeroMemError.of("questions", "at least one with evidence", got, f"check the file of {data.name}")
     seconds: dict[str, float] = {}
     found: dict[str, dict[str, Found]] = {}
     memory = ZeroMem(config, encoder=encoder, device=device)
@@ -73,7 +77,6 @@ def run_retrieval(
     with _timed(seconds, "baselines"):
         if plain:
             found.update(_run_baselines(data, plain, encoder, config.calibration.top_k))
-    scored = [question for question in data.questions if question.evidence]
     measures = {name: [_measure(question, found[name][question.id]) for question in scored] for name in systems}
     return {
         "dataset": data.name,
@@ -179,11 +182,11 @@ def _measure(question: Question, found: Found) -> dict[str, float]:
 
 
 def _compared(name: str, measures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    def scores(system: str, measure: str) -> list[float]:
+        return [row[measure] for row in measures[system]]
+
     return {
-        other: {
-            measure: paired_bootstrap([row[measure] for row in measures[name]], [row[measure] for row in measures[other]])
-            for measure in COMPARED
-        }
+        other: {measure: paired_bootstrap(scores(name, measure), scores(other, measure)) for measure in COMPARED}
         for other in AGAINST
         if other in measures and other != name and measures[name]
     }
@@ -228,10 +231,10 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from (f"  note: {note}" for note in result["notes"])
     heads = [c.replace("recall@", "r@") for c in columns] + ["r handed", "turns", "tokens"]
-    yield f"{'system':<15}{'n':>5} " + "".join(f"{head:>9}" for head in heads)
+    yield f"{'system':<15}{'n':>5} " + "".join(f"{head:>10}" for head in heads)
     for name, system in systems.items():
         overall = system["overall"]
-        cells = [f"{overall[c]:>9.3f}" for c in (*columns, tail[0])] + [f"{overall[c]:>9.1f}" for c in tail[1:]]
+        cells = [f"{overall[c]:>10.3f}" for c in (*columns, tail[0])] + [f"{overall[c]:>10.1f}" for c in tail[1:]]
         yield f"{name:<15}{overall['n']:>5} " + "".join(cells)
     for category, label in result["categories"].items():
         lines = [(n, s["by_category"][category]) for n, s in systems.items() if category in s["by_category"]]

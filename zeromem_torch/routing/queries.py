@@ -21,7 +21,7 @@ from zeromem_torch.routing.profile import QueryProfile, profile_query
 from zeromem_torch.substrate.dates import DateMention
 from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.entities import entity_key, query_keys
-from zeromem_torch.substrate.lexicon import bigrams, query_terms
+from zeromem_torch.substrate.lexicon import bigrams, learned_query, query_terms
 from zeromem_torch.substrate.memory import Memory
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, Analyzer, tokenize
 
@@ -103,7 +103,8 @@ def compile_queries(
     ]
     states = [part.float() for part in torch.split(encoded.states, encoded.counts.tolist())]
     named_words = [_named_words(profile, memories[m]) for profile, m in zip(profiles, memory, strict=True)]
-    rest = [_rest_vector(*row) for row in zip(spoken, states, spans, named_words, strict=True)]
+    unnamed = [_unnamed(*row) for row in zip(spoken, spans, named_words, strict=True)]
+    rest = [normalize(own[kept].sum(0), dim=-1) for own, kept in zip(states, unnamed, strict=True)]
 
     asking = list(zip(texts, profiles, memory, strict=True))
     rest_words = [
@@ -111,6 +112,14 @@ def compile_queries(
         for text, named in zip(texts, named_words, strict=True)
     ]
     worded = [(_words(text, profile, analyse), m) for text, profile, m in asking]
+    terms = [query_terms(words, memories[m].vocabulary) for words, m in worded]
+    rest_terms = [query_terms(own, memories[m].vocabulary) for own, m in zip(rest_words, memory, strict=True)]
+    if any(own.learned for own in memories):
+        parts = [torch.split(part, encoded.counts.tolist()) for part in (encoded.terms, encoded.weights)]
+        for i, (own, weight) in enumerate(zip(*parts, strict=True)):
+            vocabulary, kept = memories[memory[i]].vocabulary, unnamed[i]
+            terms[i] = learned_query(own.tolist(), weight.tolist(), vocabulary)
+            rest_terms[i] = learned_query(own[kept].tolist(), weight[kept].tolist(), vocabulary)
 
     def spread(values: Tensor, empty: float) -> Tensor:
         out = values.new_full((slots, len(memories), *values.shape[1:]), empty)
@@ -143,11 +152,9 @@ def compile_queries(
         rest_vectors=spread(torch.stack(rest) if rest else encoded.vectors, 0),
         states=spread(pad_sequence(states, batch_first=True) if states else torch.empty(0, 0, encoder.dim), 0),
         state_weights=spread(pad_sequence(weights, batch_first=True) if weights else torch.empty(0, 0), 0),
-        terms=asked("terms", [query_terms(words, memories[m].vocabulary) for words, m in worded]),
+        terms=asked("terms", terms),
         phrases=asked("phrases", [query_terms(bigrams(words), memories[m].phrases) for words, m in worded]),
-        rest_terms=asked(
-            "terms", [query_terms(words, memories[m].vocabulary) for words, m in zip(rest_words, memory, strict=True)]
-        ),
+        rest_terms=asked("terms", rest_terms),
         titles=asked("units", [_titles(t, memories[m]) for t, _, m in asking]),
         entities=asked("entities", [_entities(p, memories[m], name) for _, p, m in asking]),
         subject=spread(torch.tensor(subjects, dtype=torch.long), -1),
@@ -203,11 +210,11 @@ def _named_words(profile: QueryProfile, memory: Memory) -> frozenset[str]:
     return frozenset((*titles, *names)) - STOP_WORDS
 
 
-def _rest_vector(text: str, states: Tensor, spans: Tensor, named: frozenset[str]) -> Tensor:
-    """The query's vector without the tokens of its names, the rest in context (of a query of names: all of it)."""
+def _unnamed(text: str, spans: Tensor, named: frozenset[str]) -> Bool[Tensor, " tokens"]:
+    """Which tokens are of no name: what is asked *about* the names, in context (of a query of names: all of it)."""
     words = [set(tokenize(_word_at(text, start, end))) for start, end in spans.tolist()]
     kept = torch.tensor([not word & named for word in words], dtype=torch.bool)
-    return normalize((states[kept] if kept.any() else states).sum(0), dim=-1)
+    return kept if kept.any() else torch.ones_like(kept)
 
 
 def _word_at(text: str, first: int, last: int) -> str:

@@ -55,11 +55,11 @@ def entity_key(name: str) -> str:
 
 def query_keys(text: str) -> list[str]:
     """Keys of every run of up to `LONGEST` words: looked up among the entities a memory has, they need no tagger."""
-    words = _WORD.findall(text)
-    runs = (
-        " ".join(words[first:last])
+    words = [match.span() for match in _WORD.finditer(text)]
+    runs = (  # as written, so that "U.S. Army" or "CN-A10293" has the key it has in a memory
+        text[words[first][0] : words[last][1]]
         for first in range(len(words))
-        for last in range(first + 1, min(first + LONGEST, len(words)) + 1)
+        for last in range(first, min(first + LONGEST, len(words)))
     )
     return list(dict.fromkeys(key for run in runs if (key := entity_key(run))))
 
@@ -151,7 +151,7 @@ def load_extractor(name: str) -> EntityExtractor:
     raise ZeroMemError.of("entities", "rules, spacy or spacy-chunks", name, "set it under [substrate]")
 
 
-_WORD = re.compile(r"\w+(?:['\u2019]\w+)?")
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)?(?:\+\+|#)?")
 _QUOTED = re.compile(r"[\"\u201c]([^\"\u201c\u201d\n]{2,80})[\"\u201d]")
 _NAME_WORD = re.compile(r"\w+")
 _INSIDE = frozenset("of the de la le du von van der den and del di da al el bin ibn for in on to a at y e".split())

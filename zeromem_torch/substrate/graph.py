@@ -74,8 +74,8 @@ class Gazetteer:
     """Finds the titles of a memory's documents in running text, longest first and without overlap.
 
     "Ed Wood (film)" is found as "Ed Wood". A title is a name, so its first or last word must be capitalised where it is
-    found, unless the text has no capitals at all, and one word must not be part of a longer name; a one-word title that its own memory mostly writes small ("Water") is
-    a word like any other and is not looked for.
+    found, unless the text has no capitals at all, and one word must not be part of a longer name; a one-word title that
+    its own memory mostly writes small ("Water") is a word like any other and is not looked for.
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:

@@ -5,21 +5,28 @@ Impacts are computed once when a memory is built, so that a query is a walk over
     impact = idf(t) * tf (k1 + 1) / (tf + k1 (1 - b + b |d| / mean|d|)),   idf(t) = ln(1 + (N - df + .5) / (df + .5))
 
 (the Lucene variant). Counts and lengths are what is kept; impacts are refreshed when corpus statistics change.
+
+An encoder with a sparse head (BGE-M3) learnt what a token weighs: its weights take the place of impacts.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from zeromem_torch.bank import Postings
+from zeromem_torch.substrate.encoder import Encoded, Encoder
+from zeromem_torch.substrate.traces import ZeroMemError
 
 
 class TermCounts:
     """Counts of terms in rows (turns, windows or episodes): one (term, row) pair an entry, sorted by term."""
+
+    _joined_by = "sum"
 
     def __init__(self, term: Tensor, row: Tensor, count: Tensor, terms: int, rows: int) -> None:
         self.term, self.row, self.count = term, row, count
@@ -55,8 +62,8 @@ class TermCounts:
         ]
         key = self.term[entry] * groups + torch.repeat_interleave(group, times)
         unique, place = torch.unique(key, return_inverse=True)
-        count = self.count.new_zeros(unique.numel()).index_add_(0, place, self.count[entry])
-        return TermCounts(unique // max(groups, 1), unique % max(groups, 1), count, self.terms, groups)
+        count = self.count.new_zeros(unique.numel()).scatter_reduce_(0, place, self.count[entry], self._joined_by)
+        return type(self)(unique // max(groups, 1), unique % max(groups, 1), count, self.terms, groups)
 
     def postings(self, k1: float, b: float) -> Postings:
         """BM25 impacts, as postings per term."""
@@ -67,6 +74,42 @@ class TermCounts:
         weight = inverse_frequency(frequency, self.rows)
         impact = weight[self.term] * self.count * (k1 + 1) / (self.count + scale[self.row])
         return Postings(frequency, self.row, impact)
+
+
+class LearnedTerms(TermCounts):
+    """Weights of tokens by an encoder's sparse head. The largest counts, in a turn as in a group, and is the impact."""
+
+    _joined_by = "amax"
+
+    @classmethod
+    def of_tokens(cls, encoded: Encoded, row: Int[Tensor, " texts"], rows: int) -> tuple[Self, dict[str, int]]:
+        """Weights of encoded texts, text ``i`` being (part of) row ``row[i]``, and the number of each token in them."""
+        heavy = encoded.weights > 0
+        known, term = torch.unique(encoded.terms[heavy], return_inverse=True)
+        key = term * rows + torch.repeat_interleave(row, encoded.counts)[heavy]
+        unique, place = torch.unique(key, return_inverse=True)
+        weight = torch.zeros(unique.numel()).scatter_reduce_(0, place, encoded.weights[heavy], cls._joined_by)
+        vocabulary = {str(token): number for number, token in enumerate(known.tolist())}
+        return cls(unique // max(rows, 1), unique % max(rows, 1), weight, len(vocabulary), rows), vocabulary
+
+    def postings(self, k1: float = 0.0, b: float = 0.0) -> Postings:
+        return Postings(torch.bincount(self.term, minlength=self.terms), self.row, self.count)
+
+
+def check_sparse_head(encoder: Encoder) -> None:
+    """Refuse an encoder that has learnt no term weights."""
+    if not encoder.encode(["lexicon"], states=True).weights.numel():
+        expected = "an encoder with a sparse head, such as bge-m3"
+        raise ZeroMemError.of("lexicon", expected, encoder.fingerprint, 'set lexicon = "bm25" under [substrate]')
+
+
+def learned_query(terms: Sequence[int], weights: Sequence[float], vocabulary: Mapping[str, int]) -> dict[int, float]:
+    """The memory's numbers of a query's tokens, each with its largest weight."""
+    found: dict[int, float] = {}
+    for term, weight in zip(terms, weights, strict=True):
+        if weight > 0 and (number := vocabulary.get(str(term))) is not None:
+            found[number] = max(weight, found.get(number, 0.0))
+    return found
 
 
 def inverse_frequency(frequency: Int[Tensor, " terms"], rows: int) -> Float[Tensor, " terms"]:

@@ -18,7 +18,7 @@ from zeromem_torch.substrate.encoder import Encoded, Encoder, pool_spans
 from zeromem_torch.substrate.entities import EntityExtractor, Mention, entity_key
 from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words
 from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
-from zeromem_torch.substrate.lexicon import TermCounts, bigrams, inverse_frequency
+from zeromem_torch.substrate.lexicon import LearnedTerms, TermCounts, bigrams, inverse_frequency
 from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans
 from zeromem_torch.substrate.traces import Trace
 from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, windows
@@ -35,6 +35,7 @@ class Memory:
     index: Index
     sizes: Mapping[str, int]  # axes that no tensor spans
     vocabulary: Mapping[str, int]
+    learned: bool  # the vocabulary is of the encoder's tokens
     phrases: Mapping[str, int]  # pairs of neighbouring terms
     rarity: Mapping[str, float]  # idf of a term over the turns
     entities: Mapping[str, int]
@@ -101,11 +102,14 @@ def build_memory(
     unit_speaker = [speakers.setdefault(t.speaker, len(speakers)) if t.speaker else -1 for t in turns.traces]
 
     analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer or None)
-    vocabulary: dict[str, int] = {}
+    words: dict[str, int] = {}
     terms = [analyse(f"{trace.title} {trace.text}") for trace in turns.traces]
-    counts = TermCounts.of(terms, vocabulary)
+    counts = TermCounts.of(terms, words)
+    lexical, vocabulary = counts, words
+    if config.lexicon == "learned":
+        lexical, vocabulary = LearnedTerms.of_tokens(encoded, chunk_unit, units)
     phrases: dict[str, int] = {}
-    pairs = TermCounts.of([bigrams(words) for words in terms], phrases)
+    pairs = TermCounts.of([bigrams(own) for own in terms], phrases)
     rarity = inverse_frequency(torch.bincount(counts.term, minlength=counts.terms), units).tolist()
 
     held = torch.bincount(chunk_unit, minlength=units)
@@ -139,10 +143,10 @@ def build_memory(
         out_degree=graph.crow.diff(),
         edge_target=graph.col,
         edge_weight=graph.val,
-        unit_postings=counts.postings(config.k1, config.b),
-        window_postings=counts.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
+        unit_postings=lexical.postings(config.k1, config.b),
+        window_postings=lexical.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
         phrase_postings=pairs.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
-        episode_postings=counts.merged(torch.arange(units), unit_episode, episode_count).postings(config.k1, config.b),
+        episode_postings=lexical.merged(torch.arange(units), unit_episode, episode_count).postings(config.k1, config.b),
     )
     assert int(held.min() if units else 1) >= 1, "every unit has a chunk"
     sizes = {"sessions": turns.sessions, "speakers": len(speakers)}
@@ -152,8 +156,9 @@ def build_memory(
         index,
         sizes,
         vocabulary,
+        lexical is not counts,
         phrases,
-        dict(zip(vocabulary, rarity, strict=True)),
+        dict(zip(words, rarity, strict=True)),
         named.entities,
         speakers,
         titles,

@@ -5,6 +5,7 @@ ranges of turns, so nothing is generated. A trace without a session (a document)
 the order of a pool means nothing, so it makes no neighbours.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -101,19 +102,22 @@ def episodes(session: Int[Tensor, " units"], length: int) -> Int[Tensor, " units
 def chunk_spans(text: str, token_spans: Sequence[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
     """Character spans of at most ``limit`` tokens that cover the text, cut at sentences where they fit.
 
-    A sentence longer than the limit is cut between tokens. Nothing is dropped.
+    A sentence longer than the limit is cut between tokens; a character spelt in several tokens (bytes) stays whole,
+    however many they are. Nothing is dropped.
     """
     if len(token_spans) <= limit:
         return [(0, len(text))]
     starts = [start for start, _ in token_spans]
     sentence_starts = {a for a, _ in sentence_spans(text)}
-    cuts = [i for i in range(len(starts)) if starts[i] in sentence_starts or i == 0]
+    places = [i for i in range(1, len(starts)) if starts[i] > starts[i - 1]]  # where a span may end
+    sentences = [i for i in places if starts[i] in sentence_starts]
     spans, begin = [], 0
     while begin < len(starts):
-        end = min(begin + limit, len(starts))
+        end = begin + limit
         if end < len(starts):
-            fitting = [cut for cut in cuts if begin < cut <= end]
-            end = fitting[-1] if fitting else end
+            fitting = [cuts[at - 1] for cuts in (sentences, places) if (at := bisect_right(cuts, end))]
+            beyond = places[bisect_right(places, begin) :][:1] or [len(starts)]
+            end = next((cut for cut in fitting if cut > begin), beyond[0])
         spans.append((starts[begin] if begin else 0, starts[end] if end < len(starts) else len(text)))
         begin = end
     return spans

