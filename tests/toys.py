@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from zeromem_torch.config import SubstrateConfig, ZeroMemConfig
 from zeromem_torch.library import ZeroMem
-from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded
+from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder
 from zeromem_torch.substrate.traces import Trace
 
 RULES = ZeroMemConfig(substrate=SubstrateConfig(entities="rules"))  # no tagger: these tests are about other things
@@ -84,7 +84,12 @@ def talk(boundary: str, *sessions: Sequence[str], speakers: Sequence[str] = ("An
     ]
 
 
-def memory_of(*traces: Trace | Mapping[str, Any], config: ZeroMemConfig = RULES, **options: Any) -> ZeroMem:
-    memory = ZeroMem(config, encoder=HashEncoder(), **options)
+def memory_of(
+    *traces: Trace | Mapping[str, Any],
+    config: ZeroMemConfig = RULES,
+    encoder: Encoder | None = None,
+    workspace: int = 1 << 30,
+) -> ZeroMem:
+    memory = ZeroMem(config, encoder=encoder or HashEncoder(), workspace=workspace)
     memory.add(list(traces))
     return memory

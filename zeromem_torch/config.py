@@ -161,7 +161,7 @@ class CalibrationConfig:
 
     top_k: int = 5  # the paper's
     weights: SignalWeights = field(
-        default_factory=lambda: SignalWeights(subject=0.1, asks=-0.05, dense_turn=0.1)
+        default_factory=lambda: SignalWeights(subject=0.05, dense_window=0.1)
     )
 
     def __post_init__(self) -> None:

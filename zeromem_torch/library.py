@@ -58,7 +58,7 @@ class ZeroMem:
     ) -> None:
         self.config = config or ZeroMemConfig()
         name = self.config.encoder.name if encoder is None else encoder
-        self.encoder = load_encoder(name, device=device) if isinstance(name, str) else name
+        self.encoder: Encoder = load_encoder(name, device=device) if isinstance(name, str) else name
         if self.config.substrate.lexicon == "learned":
             check_sparse_head(self.encoder)
         self._extractor = extractor
