@@ -1,4 +1,4 @@
-"""Print the retrieval figures of result files as Markdown: `python bench/retrieval_table.py bench/results/retrieval-*.json`.
+"""Print result files as Markdown: `python bench/retrieval_table.py bench/results/retrieval-*.json`.
 
 The files are what `zeromem eval retrieval ... --json` wrote; nothing is computed here.
 """

@@ -251,9 +251,7 @@ def lay_out(asked: Sequence[Sequence[Query | None]], bank: MemoryBank) -> QueryB
 
     def sparse(name: str, axis: str) -> Asked:
         rows = [
-            (s, bank.axes[axis].ptr[m] + row, weight)
-            for s, m, q in placed
-            for row, weight in getattr(q, name).items()
+            (s, bank.axes[axis].ptr[m] + row, weight) for s, m, q in placed for row, weight in getattr(q, name).items()
         ]
         return Asked(
             _long([s for s, *_ in rows]),

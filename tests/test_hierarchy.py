@@ -145,6 +145,7 @@ def test_kinds_of_answers_are_bits_of_their_own() -> None:
         ([(DAY + 3, DAY + 9)], 1 - 3 / 15),
         ([(DAY - 9, DAY - 3)], 1 - 3 / 15),
         ([(DAY - 40, DAY + 40)], 1.0),
+        ([(1, DAY)], 1.0),  # from the first day on; day 0 is no day
         ([(DAY + 15, DAY + 16)], 0.0),
         ([(DAY + 40, DAY + 50), (DAY + 1, DAY + 1)], 1 - 1 / 15),
         ([], 0.0),

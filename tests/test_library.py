@@ -176,7 +176,7 @@ def test_adding_the_same_traces_again_changes_nothing() -> None:
     assert len(memory) == len(LAKE)
     encoded = len(encoder.calls)
     assert memory.search("What sank?", boundary="lake") == before
-    assert [text for call in encoder.calls[encoded:] for text in call] == ["What sank?"] * 2  # nothing is built again
+    assert [text for call in encoder.calls[encoded:] for text in call] == ["What sank?"]  # nothing is built again
 
 
 def test_an_addition_shows_in_the_next_search_whatever_was_searched_before() -> None:

@@ -32,9 +32,7 @@ def random_reset(slots: int, nodes: int, seed: int = 1) -> Tensor:
     return mass / mass.sum(1, keepdim=True).clamp(min=1e-30)
 
 
-def walk(
-    reset: Tensor, graph: Csr, damping: float, affinity: Tensor | None = None, tolerance: float = TIGHT
-) -> Tensor:
+def walk(reset: Tensor, graph: Csr, damping: float, affinity: Tensor | None = None, tolerance: float = TIGHT) -> Tensor:
     nodes = axis_of([graph.rows])
     found: Tensor = PersonalizedPageRank(damping, tolerance)(reset, graph, graph.transpose(), nodes, affinity)
     return found

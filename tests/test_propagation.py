@@ -63,9 +63,7 @@ def test_many_memories_at_once(hops: int, decay: float) -> None:
         own = slice(entities.ptr[m], entities.ptr[m + 1])
         near = similarity[:, sentences.ptr[m] : sentences.ptr[m + 1]]
         for s in range(3):
-            row = equations.propagation(
-                seeds[s, own].tolist(), near[s].tolist(), one.sentences, hops=hops, decay=decay
-            )
+            row = equations.propagation(seeds[s, own].tolist(), near[s].tolist(), one.sentences, hops=hops, decay=decay)
             assert found[s, own].tolist() == pytest.approx(row)
 
 

@@ -1,7 +1,7 @@
 """What tests of the whole memory share: an encoder without weights, and small conversations."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from zeromem_torch.config import SubstrateConfig, ZeroMemConfig
+from zeromem_torch.evidence import Evidence, EvidenceItem
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder
 from zeromem_torch.substrate.traces import Trace
@@ -93,3 +94,41 @@ def memory_of(
     memory = ZeroMem(config, encoder=encoder or HashEncoder(), workspace=workspace)
     memory.add(list(traces))
     return memory
+
+
+def same_evidence(one: Evidence, other: Evidence, tolerance: float = 1e-5) -> bool:
+    """Refuse two answers to one query that differ; False where units closer than the tolerance have changed places.
+
+    Where that happened at the edge of M(q), what closes the one or the other unit may differ, and is not compared.
+    """
+    for name in ("query", "boundary", "route", "rho", "reasons"):
+        assert getattr(one, name) == getattr(other, name)
+    same = _same_ranking(one.main, other.main, lambda item: item.parts["fused"], tolerance)
+    if {item.trace_id for item in one.main} != {item.trace_id for item in other.main}:
+        return False
+    added = len(one.main)
+    assert len(one.closed) == len(other.closed)
+    before_profile = _same_ranking(
+        one.closed[added:], other.closed[added:], lambda item: item.score - item.parts["profile"], tolerance
+    )
+    if {item.trace_id for item in one.closed} != {item.trace_id for item in other.closed}:
+        return False
+    return _same_ranking(one.items, other.items, lambda item: item.score, tolerance) and same and before_profile
+
+
+def _same_ranking(
+    one: Sequence[EvidenceItem],
+    other: Sequence[EvidenceItem],
+    ranked_by: Callable[[EvidenceItem], float],
+    tolerance: float,
+) -> bool:
+    assert len(one) == len(other)
+    scores = {item.trace_id: ranked_by(item) for item in other}
+    last = min(scores.values(), default=0.0)
+    for left, right in zip(one, other, strict=True):
+        assert abs(ranked_by(left) - ranked_by(right)) <= tolerance
+        if left.trace_id == right.trace_id:
+            assert (left.start, left.end, left.reason) == (right.start, right.end, right.reason)
+        else:  # a pair that is as good as equal, or the last place of a list
+            assert abs(ranked_by(left) - scores.get(left.trace_id, last)) <= tolerance
+    return [item.trace_id for item in one] == [item.trace_id for item in other]

@@ -137,7 +137,7 @@ class HierarchyConfig:
 
 @dataclass(frozen=True)
 class FusionConfig:
-    """Eqs. 12-13. With a contrast above 1 a view speaks up for the few units it is sure of and leaves the rest to the other."""
+    """Eqs. 12-13. With a contrast above 1 a view speaks for the few units it is sure of and leaves the rest to the other."""
 
     graph_contrast: float = 4.0  # power of the view's score before mixing; the paper's fusion is 1
     hierarchy_contrast: float = 10.0  # higher, for its scores are flatter
@@ -148,7 +148,7 @@ class ClosureConfig:
     """Eq. 14."""
 
     neighbour: float = 0.05  # support of a neighbour that leans on a main unit, or is leant on
-    graph: float = 0.05  # support along the graph
+    graph: float = 0.02  # support along the graph
     most: int = 5  # units that closure may add to the main evidence
 
     def __post_init__(self) -> None:
@@ -160,9 +160,7 @@ class CalibrationConfig:
     """Eq. 15."""
 
     top_k: int = 5  # the paper's
-    weights: SignalWeights = field(
-        default_factory=lambda: SignalWeights(subject=0.05, dense_window=0.1)
-    )
+    weights: SignalWeights = field(default_factory=lambda: SignalWeights(subject=0.05, dense_window=0.1))
 
     def __post_init__(self) -> None:
         _at_least(1, top_k=self.top_k)

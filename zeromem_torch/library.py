@@ -25,6 +25,7 @@ from zeromem_torch.substrate.lexicon import check_sparse_head
 from zeromem_torch.substrate.memory import Memory, build_memory
 from zeromem_torch.substrate.tokenizer import Analyzer
 from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, nearest
+from zeromem_torch.substrate.units import voice
 
 T = TypeVar("T")
 
@@ -151,9 +152,7 @@ class ZeroMem:
             found.update(self._search(group, top_k, token_budget))
         return [found[number] for number in range(len(queries))]
 
-    def _check(
-        self, queries: Sequence[str], boundaries: Sequence[str], top_k: int, token_budget: int | None
-    ) -> None:
+    def _check(self, queries: Sequence[str], boundaries: Sequence[str], top_k: int, token_budget: int | None) -> None:
         if len(queries) != len(boundaries):
             raise ZeroMemError.of("boundaries", f"one per query, {len(queries)}", len(boundaries), "pair them")
         for name, value in (("top_k", top_k), ("token_budget", token_budget)):
@@ -202,7 +201,7 @@ class ZeroMem:
             return self._extractor
         kind = self.config.substrate.entities
         if kind == "auto":
-            kind = "spacy" if any(trace.speaker for trace in traces) else "rules"
+            kind = "spacy" if any(voice(trace) for trace in traces) else "rules"
         if kind not in self._extractors:
             self._extractors[kind] = load_extractor(kind)
         return self._extractors[kind]

@@ -1,4 +1,4 @@
-"""The whole of retrieval as one module: profiled queries and a bank of memories in, evidence out, and no LLM anywhere."""
+"""The whole of retrieval as one module: profiled queries and a bank of memories in, evidence out, no LLM anywhere."""
 
 from dataclasses import dataclass
 
@@ -102,7 +102,7 @@ class ZeroMemPipeline(nn.Module):
         close: bool = True,
         calibrate: bool = True,
     ) -> Selection:
-        """M(q), C(q) and R(q). R(q) is all of C(q), or with ``longest`` that many of all units, for a token budget to cut.
+        """M(q), C(q) and R(q). R(q) is all of C(q), or the ``longest`` best of all units, for a token budget to cut.
 
         Without ``close`` or ``calibrate`` that stage passes on what it was given.
         """

@@ -28,6 +28,7 @@ DEPTHS = (1, 2, 5, 10, 20)
 BUDGETS = (256, 512, 1024)
 COMPARED = ("recall@5", "recall@10", "all@5", "recall@512tok", "recall@1024tok")
 AGAINST = ("hybrid", "context")
+FEWEST = 20  # questions below which resampling them says nothing
 
 # What each ablation changes: the graph's weight in place of the route's, closure, calibration.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -106,9 +107,7 @@ def _run_variants(
     memory: ZeroMem, questions: Sequence[Question], variants: Sequence[str]
 ) -> dict[str, dict[str, Found]]:
     found: dict[str, dict[str, Found]] = {name: {} for name in variants}
-    batches = memory.batches(
-        [q.text for q in questions], [q.boundary for q in questions], [q.time for q in questions]
-    )
+    batches = memory.batches([q.text for q in questions], [q.boundary for q in questions], [q.time for q in questions])
     with tqdm(total=len(questions), desc="retrieval", unit="question", disable=None) as bar, torch.inference_mode():
         for group in batches:
             with _timed(memory.timings, "search both views"):
@@ -150,9 +149,7 @@ def _found(
         )
 
 
-def _run_baselines(
-    data: Dataset, names: Sequence[str], encoder: Encoder, top_k: int
-) -> dict[str, dict[str, Found]]:
+def _run_baselines(data: Dataset, names: Sequence[str], encoder: Encoder, top_k: int) -> dict[str, dict[str, Found]]:
     found: dict[str, dict[str, Found]] = {name: {} for name in names}
     boundaries = list(dict.fromkeys(question.boundary for question in data.questions))
     for boundary in tqdm(boundaries, desc="baselines", unit="boundary", disable=None):
@@ -188,7 +185,7 @@ def _compared(name: str, measures: Mapping[str, Sequence[Mapping[str, float]]]) 
     return {
         other: {measure: paired_bootstrap(scores(name, measure), scores(other, measure)) for measure in COMPARED}
         for other in AGAINST
-        if other in measures and other != name and measures[name]
+        if other in measures and other != name and len(measures[name]) >= FEWEST
     }
 
 

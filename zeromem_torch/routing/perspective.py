@@ -15,6 +15,8 @@ _THIRD_PERSON = (
     (re.compile(r"\b(?:himself|herself)\b", re.IGNORECASE), "myself"),
 )
 
+_SELF = re.compile(r"\b(?:I|[Mm]y|[Mm]e|[Mm]ine|[Mm]yself)\b")
+
 
 def subject_of(question: str, named: Sequence[str]) -> tuple[str, ...]:
     """Of the speakers that a question names, the one it is about, and then the others.
@@ -29,6 +31,11 @@ def subject_of(question: str, named: Sequence[str]) -> tuple[str, ...]:
     (_, end, first), (start, _, _) = places[0], places[1]
     joined = re.fullmatch(r"(?:['\u2019]s)?\s*(?:,|&|\band\b|\bor\b|,\s*and\b)\s*", question[end:start], re.IGNORECASE)
     return () if joined else (first, *(name for _, _, name in places[1:]))
+
+
+def asks_of_self(question: str) -> bool:
+    """Whether the one who asks speaks of themselves: in a chat with an assistant, "I" is the user."""
+    return _SELF.search(question) is not None
 
 
 def first_person(question: str, subject: str, addressee: str | None = None) -> str:

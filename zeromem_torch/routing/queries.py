@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
 from zeromem_torch.bank import MemoryBank
-from zeromem_torch.routing.perspective import first_person, subject_of
+from zeromem_torch.routing.perspective import asks_of_self, first_person, subject_of
 from zeromem_torch.routing.profile import QueryProfile, profile_query
 from zeromem_torch.substrate.dates import DateMention
 from zeromem_torch.substrate.encoder import Encoder
@@ -24,7 +24,9 @@ from zeromem_torch.substrate.entities import entity_key, query_keys
 from zeromem_torch.substrate.lexicon import bigrams, learned_query, query_terms
 from zeromem_torch.substrate.memory import Memory
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, Analyzer, tokenize
+from zeromem_torch.substrate.units import ROLES
 
+USER = ROLES[0]
 UNSEEN_RARITY = 1.0
 """Weight of a query token whose word the memory has never seen: late interaction may still find its synonym."""
 
@@ -82,7 +84,11 @@ def compile_queries(
 ) -> tuple[QueryBatch, list[QueryProfile]]:
     """Profile, encode and lay out queries; ``memory[i]`` is the place in ``memories`` of the one query ``i`` asks."""
     profiles = [
-        profile_query(text, reference=reference or memories[m].latest, speakers=list(memories[m].speakers))
+        profile_query(
+            text,
+            reference=reference or memories[m].latest,
+            speakers=[name for name in memories[m].speakers if name not in ROLES],
+        )
         for text, m, reference in zip(texts, memory, references, strict=True)
     ]
     slot_of: list[int] = []
@@ -96,6 +102,9 @@ def compile_queries(
     people = [subject_of(profile.text, profile.subjects) for profile in profiles]
     spoken = [first_person(p.text, *named[:2]) if named else p.text for p, named in zip(profiles, people, strict=True)]
     encoded = encoder.encode(spoken, states=True)
+    turned = [i for i, text in enumerate(texts) if spoken[i] != text]  # the others are encoded as they are
+    asked_as_is = encoder.encode([texts[i] for i in turned]).vectors
+    vectors = encoded.vectors.index_copy(0, torch.tensor(turned, dtype=torch.long), asked_as_is)
     spans = torch.split(encoded.spans, encoded.counts.tolist())
     weights = [
         torch.tensor(_token_weights(text, profile, memories[m], own, analyse))
@@ -138,9 +147,10 @@ def compile_queries(
         return Asked(slot, row, torch.tensor(columns[2], dtype=torch.float32, device=bank.device))
 
     subjects = [
-        memories[m].speakers[named[0]] + bank.axes["speakers"].ptr[m] if named else -1
-        for named, m in zip(people, memory, strict=True)
+        memories[m].speakers.get(named[0] if named else USER if asks_of_self(text) else "", -1)
+        for text, named, m in zip(texts, people, memory, strict=True)
     ]
+    subjects = [s + bank.axes["speakers"].ptr[m] if s >= 0 else -1 for s, m in zip(subjects, memory, strict=True)]
     dates = [[(d.first_day, d.last_day) for d in matched_dates(profile)] or [(1, 0)] for profile in profiles]
     padded_dates = pad_sequence([torch.tensor(d).flip(0) for d in dates], batch_first=True) if dates else None
     if padded_dates is None:
@@ -148,7 +158,7 @@ def compile_queries(
     padded_dates[padded_dates[..., 0] == 0] = torch.tensor([1, 0])
     batch = QueryBatch(
         query=spread(torch.arange(len(texts)), -1),
-        vectors=spread(encoder.encode(texts).vectors, 0),
+        vectors=spread(vectors, 0),
         rest_vectors=spread(torch.stack(rest) if rest else encoded.vectors, 0),
         states=spread(pad_sequence(states, batch_first=True) if states else torch.empty(0, 0, encoder.dim), 0),
         state_weights=spread(pad_sequence(weights, batch_first=True) if weights else torch.empty(0, 0), 0),
@@ -175,9 +185,7 @@ def matched_dates(profile: QueryProfile) -> list[DateMention]:
     return [mention for mention in profile.dates if not _LIMITS.search(profile.text[: mention.start])]
 
 
-def _token_weights(
-    text: str, profile: QueryProfile, memory: Memory, spans: Tensor, analyse: Analyzer
-) -> list[float]:
+def _token_weights(text: str, profile: QueryProfile, memory: Memory, spans: Tensor, analyse: Analyzer) -> list[float]:
     """How rare the word of each token is in the memory; the subject's name, which half of all turns bear, weighs 0."""
     subject_words = {word for name in profile.subjects for word in tokenize(name)}
     weights = []

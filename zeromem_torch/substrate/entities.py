@@ -101,7 +101,7 @@ class SpacyExtractor:
         if importlib.util.find_spec("spacy") is None:
             raise ZeroMemError(
                 "entities: dialogues need spaCy for their nouns; run `pip install 'zeromem-torch[ner]'`, "
-                "or set entities = \"rules\" under [substrate]"
+                'or set entities = "rules" under [substrate]'
             )
         from spacy.about import __version__ as version
 

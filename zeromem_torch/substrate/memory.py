@@ -21,7 +21,7 @@ from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
 from zeromem_torch.substrate.lexicon import LearnedTerms, TermCounts, bigrams, inverse_frequency
 from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans
 from zeromem_torch.substrate.traces import Trace
-from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, windows
+from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, voice, windows
 
 SPECIAL_TOKENS = 4  # room an encoder needs beside a chunk's own tokens
 
@@ -99,7 +99,7 @@ def build_memory(
     )
     dates = [(u, d) for u, trace in enumerate(turns.traces) for d in find_dates(trace.text, trace.time)]
     speakers: dict[str, int] = {}
-    unit_speaker = [speakers.setdefault(t.speaker, len(speakers)) if t.speaker else -1 for t in turns.traces]
+    unit_speaker = [speakers.setdefault(voice(t), len(speakers)) if voice(t) else -1 for t in turns.traces]
 
     analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer or None)
     words: dict[str, int] = {}
@@ -204,7 +204,7 @@ def _entities(
     traces: Sequence[Trace], mentions: Sequence[Sequence[Mention]], titles: Gazetteer, encoded: Encoded, chunks: _Chunks
 ) -> _Named:
     """Join what the extractor found, the titles that a text names, and a document's own title (in sentence one)."""
-    speakers = {entity_key(word) for trace in traces for word in (trace.speaker, *trace.speaker.split()[:1])}
+    speakers = {entity_key(word) for trace in traces for word in (voice(trace), *voice(trace).split()[:1])}
     first_chunk = offsets(torch.bincount(_long(chunks.unit), minlength=len(traces))).tolist()
     own_title = [entity_key(" ".join(title_words(trace.title))) for trace in traces]
     sentence_unit: list[int] = []

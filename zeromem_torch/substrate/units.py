@@ -58,10 +58,18 @@ def day_of(time: datetime | None) -> int:
     return time.date().toordinal() if time else 0
 
 
+ROLES = ("user", "assistant")
+
+
+def voice(trace: Trace) -> str:
+    """Who speaks: the named speaker, else the user or the assistant of a chat; "" for a document or a tool."""
+    return trace.speaker or (trace.role if trace.role in ROLES else "")
+
+
 def turn_prefix(trace: Trace, *, dated: bool = True) -> str:
     """What is put before a turn's text to be indexed and read: "[8 May 2023] Melanie: ", or a document's title."""
     date = f"[{trace.time.day} {trace.time:%B %Y}] " if dated and trace.time else ""
-    speaker = f"{trace.speaker}: " if trace.speaker else ""
+    speaker = f"{voice(trace)}: " if voice(trace) else ""
     title = f"{trace.title}. " if trace.title else ""
     return f"{date}{speaker}{title}"
 
@@ -116,8 +124,9 @@ def chunk_spans(text: str, token_spans: Sequence[tuple[int, int]], limit: int) -
         end = begin + limit
         if end < len(starts):
             fitting = [cuts[at - 1] for cuts in (sentences, places) if (at := bisect_right(cuts, end))]
-            beyond = places[bisect_right(places, begin) :][:1] or [len(starts)]
-            end = next((cut for cut in fitting if cut > begin), beyond[0])
+            after = bisect_right(places, begin)
+            beyond = places[after] if after < len(places) else len(starts)
+            end = next((cut for cut in fitting if cut > begin), beyond)
         spans.append((starts[begin] if begin else 0, starts[end] if end < len(starts) else len(text)))
         begin = end
     return spans
