@@ -262,3 +262,10 @@ def segment_topk(
     rows = padded.expand(scores.shape[0], -1, -1).gather(2, best.indices)
     rows = torch.where(best.values > torch.iinfo(torch.long).min, rows, -1)
     return torch.nn.functional.pad(rows, (0, k - k_held), value=-1)
+
+
+def member_mask(rows: Int[Tensor, "slots memories k"], size: int) -> Bool[Tensor, "slots units"]:
+    """Which units are among the rows; -1 is none."""
+    flat = rows.flatten(1)
+    mask = torch.zeros(len(flat), size + 1, dtype=torch.bool, device=rows.device)  # the last column takes the -1s
+    return mask.scatter(1, torch.where(flat >= 0, flat, size), True)[:, :size]

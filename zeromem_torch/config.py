@@ -133,11 +133,12 @@ class HierarchyConfig:
     weights: SignalWeights = field(
         default_factory=lambda: dataclasses.replace(_SHARED, maxsim_turn=0.2, maxsim_window=0.55)
     )
+    keep_episodes: int = 0  # hard pruning to the best episodes; 0 keeps all
 
 
 @dataclass(frozen=True)
 class FusionConfig:
-    """Eqs. 12-13. With a contrast above 1 a view speaks for the few units it is sure of and leaves the rest to the other."""
+    """Eqs. 12-13. With a contrast above 1 a view speaks for the few units it is sure of, the other for the rest."""
 
     graph_contrast: float = 4.0  # power of the view's score before mixing; the paper's fusion is 1
     hierarchy_contrast: float = 10.0  # higher, for its scores are flatter

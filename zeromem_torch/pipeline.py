@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import MemoryBank, segment_minmax, segment_topk
+from zeromem_torch.bank import MemoryBank, member_mask, segment_minmax, segment_topk
 from zeromem_torch.calibration.evidence import EvidenceCalibration
 from zeromem_torch.closure import Closure, Support
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.retrieval.fusion import ViewFusion
 from zeromem_torch.retrieval.graph import GraphView
-from zeromem_torch.retrieval.hierarchy import HierarchyView
+from zeromem_torch.retrieval.hierarchy import HierarchyView, prune_episodes
 from zeromem_torch.retrieval.signals import Signals, UnitSignals
 from zeromem_torch.routing.queries import QueryBatch
 from zeromem_torch.routing.router import RuleRouter
@@ -79,10 +79,13 @@ class ZeroMemPipeline(nn.Module):
         units = bank.axes["units"]
         signals = self.signals(batch, bank)
         graph = self.graph(batch, bank, signals)
+        hierarchy = self.hierarchy(signals)
+        if self.config.hierarchy.keep_episodes:
+            hierarchy = prune_episodes(hierarchy, bank, self.config.hierarchy.keep_episodes)
         return Views(
             signals,
             segment_minmax(graph.units, units) ** self.config.fusion.graph_contrast,
-            segment_minmax(self.hierarchy(signals), units) ** self.config.fusion.hierarchy_contrast,
+            segment_minmax(hierarchy, units) ** self.config.fusion.hierarchy_contrast,
             self.graph_weight(batch),
             graph.reason,
         )
@@ -119,10 +122,3 @@ class ZeroMemPipeline(nn.Module):
         length = closed.shape[2] if longest is None else longest
         ranked = self.calibration(supported, views.signals) if calibrate else supported
         return Selection(fused, support, ranked, main, closed, segment_topk(ranked, units, length, admitted))
-
-
-def member_mask(rows: Int[Tensor, "slots memories k"], size: int) -> Bool[Tensor, "slots units"]:
-    """Which units are among the rows; -1 is none."""
-    flat = rows.flatten(1)
-    mask = torch.zeros(len(flat), size + 1, dtype=torch.bool, device=rows.device)  # the last column takes the -1s
-    return mask.scatter(1, torch.where(flat >= 0, flat, size), True)[:, :size]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from zeromem_torch.bank import MemoryBank, member_mask, segment_max, segment_topk
 from zeromem_torch.retrieval.signals import Signals
 
 
@@ -30,8 +31,8 @@ class HierarchyView(nn.Module):
 
         score(u) = sum_level sum_signal w signal(level of u) + sum_k w_k compatibility_k(q, u)
 
-    with compatibility by subject, time, answer type and phrase. Hard pruning (an episode shuts out its turns) is the
-    limit of a weight that outgrows the rest; measured, it costs up to four points.
+    with compatibility by subject, time, answer type and phrase. Nothing is pruned on the way down unless
+    `prune_episodes` is asked to: measured, hard pruning costs up to four points.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -41,3 +42,15 @@ class HierarchyView(nn.Module):
     def forward(self, signals: Signals) -> Float[Tensor, "slots units"]:
         scores: Tensor = self.mix(signals)
         return scores
+
+
+def prune_episodes(scores: Float[Tensor, "slots units"], bank: MemoryBank, keep: int) -> Float[Tensor, "slots units"]:
+    """Coarse to fine, hard: units of the ``keep`` best episodes stay, the rest fall to their memory's lowest score.
+
+    An episode is as good as its best unit; equal ones go by their order.
+    """
+    units, episodes = bank.axes["units"], bank.axes["episodes"]
+    best = segment_topk(segment_max(scores, bank.unit_episode, episodes.size), episodes, keep)
+    kept = member_mask(best, episodes.size)[:, bank.unit_episode]
+    lowest = -segment_max(-scores, units.segment, units.segments)[:, units.segment]
+    return torch.where(kept, scores, lowest)

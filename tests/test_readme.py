@@ -1,0 +1,39 @@
+"""The README tells the truth: its code runs, and its figures are those of the result files."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = sorted((ROOT / "bench" / "results").glob("retrieval-*.json"))
+
+
+def test_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "a/3" in capsys.readouterr().out, "the turn with the answer is found"
+
+
+def test_figures_are_those_of_the_result_files() -> None:
+    lines = runpy.run_path(str(ROOT / "bench" / "retrieval_table.py"))["lines"]
+    printed = re.search(r"<!-- results -->\n(.*?)<!-- /results -->", README, re.DOTALL)
+    assert printed is not None
+    assert RESULTS
+    for path in RESULTS:
+        for line in lines(json.loads(path.read_text(encoding="utf-8"))):
+            assert line in printed[1], path.name
+
+
+def test_every_file_that_the_stage_table_names_is_there() -> None:
+    table = README[README.index("## Stages") : README.index("## What is the paper's")]
+    names = re.findall(r"`([\w/]+\.py)`", table)
+    assert len(names) > 15
+    package = ROOT / "zeromem_torch"
+    for name in names:
+        assert (package / name).exists() or (package / "retrieval" / name).exists() or (ROOT / name).exists(), name
