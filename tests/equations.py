@@ -133,13 +133,16 @@ def late_interaction(best: Row, weights: Sequence[float]) -> float:
 
 
 def told_apart(best: Matrix) -> Matrix:
-    """Ours: each query token's matches brought to [0, 1] over the units; 0 where all are equal, as it tells nothing."""
+    """Ours: each query token's matches brought to [0, 1] over the units; 0 where all are equal, as it tells nothing.
+
+    A span of less than .01 counts as .01.
+    """
     spread = [[0.0] * len(row) for row in best]
     for i in range(len(best[0]) if best else 0):
         column = [row[i] for row in best]
         span = max(column) - min(column)
         for u, value in enumerate(column):
-            spread[u][i] = (value - min(column)) / max(span, STEP)
+            spread[u][i] = (value - min(column)) / max(span, 0.01) if span > STEP else 0.0
     return spread
 
 
@@ -251,11 +254,11 @@ def graph_view(
 ) -> Row:
     """Eqs. 8-10 as one score per unit: ``minmax(pi ^ (1 / sharpness)) + exact``.
 
-    Ours: the step's liking of a unit is ``rest ^ affinity``, of a seed entity ``named``, of another entity 1.
+    Ours: the step's liking of a unit is ``max(rest, .001) ^ affinity``, of a seed entity ``named``, of another 1.
     """
     activation = propagation(seeds, similarity, sentences, hops=hops, decay=decay)
     of_units, of_entities, _ = reset(prior, activation, sharpness)
-    liking = [r**affinity for r in rest] + [named if seed > 0 else 1.0 for seed in seeds]
+    liking = [max(r, 1e-3) ** affinity for r in rest] + [named if seed > 0 else 1.0 for seed in seeds]
     pi = pagerank(of_units + of_entities, transition(edges, liking), damping)
     spread = minmax([(pi[u] + 1e-30) ** (1 / sharpness) for u in range(len(of_units))])
     return [score + boost for score, boost in zip(spread, exact, strict=True)]
@@ -297,6 +300,13 @@ def follows_question(asks: Sequence[bool], session: Sequence[int]) -> Row:
 def weighted(signals: Mapping[str, Sequence[float]], weights: Mapping[str, float], units: int) -> Row:
     """Eq. 11: ``sum_k w_k signal_k(u)`` over the levels' semantic scores and the compatibilities. Ours: no pruning."""
     return [sum(weight * signals[name][u] for name, weight in weights.items()) for u in range(units)]
+
+
+def prune_episodes(scores: Sequence[float], episode: Sequence[int], keep: int) -> Row:
+    """Eq. 11, hard: only units of the ``keep`` best episodes keep their score. Ours: the rest get the lowest of all."""
+    best = [max(s for s, own in zip(scores, episode, strict=True) if own == e) for e in range(len(set(episode)))]
+    kept = ranking(best, keep)
+    return [score if own in kept else min(scores) for score, own in zip(scores, episode, strict=True)]
 
 
 # Eqs. 12-13

@@ -20,6 +20,7 @@ from zeromem_torch.bank import (
     Index,
     MemoryBank,
     axis_of,
+    member_mask,
     pack,
     segment_max,
     segment_minmax,
@@ -120,6 +121,15 @@ def test_topk_of_scores_closer_than_a_step_goes_by_row() -> None:
 def test_topk_ranks_negative_and_infinite_scores() -> None:
     scores = torch.tensor([[-torch.inf, -1.0, torch.inf, 0.0]])
     assert segment_topk(scores, axis_of([4]), 5).tolist() == [[[2, 3, 1, 0, -1]]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_member_mask_names_the_rows(size: int) -> None:
+    rows = torch.tensor([[[0, -1], [-1, 2]], [[-1, -1], [-1, -1]], [[5, 5], [1, -1]]])
+    rows = torch.where(rows < size, rows, -1)
+    mask = member_mask(rows, size)
+    assert mask.shape == (3, size)
+    assert [set(own.nonzero()[:, 0].tolist()) for own in mask] == [set(own.flatten().tolist()) - {-1} for own in rows]
 
 
 def test_gradient_of_minmax() -> None:

@@ -102,6 +102,12 @@ def test_no_main_evidence_supports_nothing() -> None:
     assert not support.graph.any()
 
 
+def test_without_closure_there_is_no_support() -> None:
+    support = Support.none(torch.rand(2, 7))
+    assert support.neighbour.shape == support.graph.shape == (2, 7)
+    assert not (support.neighbour + support.graph).any()
+
+
 def test_order_of_main_units_and_doubles_among_them_do_not_matter() -> None:
     bank = bank_of([sample(1, 20)])
     fused = Dice(1).uniform(1, 20)

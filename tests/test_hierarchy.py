@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from zeromem_torch.bank import Postings
-from zeromem_torch.retrieval.hierarchy import HierarchyView, SignalMix
+from zeromem_torch.retrieval.hierarchy import HierarchyView, SignalMix, prune_episodes
 from zeromem_torch.retrieval.signals import KINDS, Signals, UnitSignals, date_nearness, profile_signals, spoken_dates
 from zeromem_torch.substrate.kinds import AnswerType
 
@@ -196,6 +196,20 @@ def test_the_view_is_the_weighted_sum(units: int, slots: int) -> None:
         rows = {name: signal[s].tolist() for name, signal in signals.items()}
         known = {name: weight for name, weight in weights.items() if weight}
         assert scores[s].tolist() == pytest.approx(equations.weighted(rows, known, units))
+
+
+@pytest.mark.parametrize("sizes", RAGGED)
+@pytest.mark.parametrize("keep", [0, 1, 3, 200])
+def test_hard_pruning_keeps_the_best_episodes(sizes: tuple[int, ...], keep: int) -> None:
+    memories = [sample(50 + seed, units) for seed, units in enumerate(sizes)]
+    bank = bank_of(memories)
+    scores = Dice(1).uniform(3, bank.axes["units"].size)
+    scores[1] = (4 * scores[1]).round() / 4  # ties
+    pruned = prune_episodes(scores, bank, keep)
+    for m, one in enumerate(memories):
+        for s in range(3):
+            expected = equations.prune_episodes(rows_of(scores, bank, s, m), one.index.unit_episode.tolist(), keep)
+            assert rows_of(pruned, bank, s, m) == expected
 
 
 def test_no_weight_scores_nothing() -> None:

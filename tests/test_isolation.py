@@ -27,7 +27,7 @@ def records(draw: st.DrawFn) -> dict[str, list[Trace]]:
     """Boundaries with texts in common: talks, or documents whose titles other boundaries name."""
     made = {}
     for name in draw(st.lists(st.sampled_from(NAMES), min_size=2, max_size=6, unique=True)):
-        texts = draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6))
+        texts = draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6, unique=True))
         if draw(st.booleans()):
             made[name] = talk(name, texts[::2], texts[1::2])
         else:
@@ -54,7 +54,8 @@ def test_results_are_those_of_a_memory_that_holds_the_boundary_alone(
         for items in (evidence.main, evidence.closed, evidence.items):
             assert {item.trace_id for item in items} <= home
             assert {item.source for item in items} <= home | {None}
-        same_evidence(evidence, alone[name].search(query, boundary=name, token_budget=budget))
+        # Min-max over a few units that are nearly equal stretches rounding a hundredfold.
+        same_evidence(evidence, alone[name].search(query, boundary=name, token_budget=budget), tolerance=1e-3)
 
 
 def test_a_boundary_is_not_starved_by_a_larger_one() -> None:

@@ -39,7 +39,18 @@ PEERS = {("bank", "sparse")}
 OPTIONAL = {"FlagEmbedding", "cupy", "fastapi", "spacy", "torch_scatter", "torch_sparse", "triton", "uvicorn"}
 MAY_IMPORT_KERNELS = {"torch", "triton", "cupy"}
 
-PUBLIC_NAMES: tuple[str, ...] = ()
+PUBLIC_NAMES = (
+    "CachedEncoder",
+    "Encoder",
+    "Evidence",
+    "EvidenceItem",
+    "Trace",
+    "ZeroMem",
+    "ZeroMemConfig",
+    "ZeroMemError",
+    "ZeroMemPipeline",
+    "load_encoder",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:

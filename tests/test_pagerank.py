@@ -197,11 +197,11 @@ def test_gradient_to_reset_edges_and_affinity() -> None:
     assert gradcheck(mass, (reset, val, affinity))
 
 
-def test_gradient_is_finite_where_a_query_likes_nothing_or_has_no_reset() -> None:
-    graph = random_graph(9, 2)
-    reset = random_reset(2, 9)
+def test_gradient_stays_small_where_a_query_likes_nothing_or_has_no_reset() -> None:
+    """The jump from nothing to something has no slope: it is 0 there, and not 1/0."""
+    reset, affinity = random_reset(2, 9), torch.zeros(2, 9, dtype=torch.float64)
     reset[0] = 0
-    affinity = torch.zeros(2, 9, dtype=torch.float64)
     reset, affinity = reset.requires_grad_(), affinity.requires_grad_()
-    for grad in torch.autograd.grad(walk(reset, graph, 0.6, affinity).pow(2).sum(), (reset, affinity)):
+    for grad in torch.autograd.grad(walk(reset, random_graph(9, 2), 0.6, affinity).pow(2).sum(), (reset, affinity)):
+        assert float(grad[1].abs().max()) < 10
         assert bool(grad.isfinite().all())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zeromem_torch.routing.perspective import first_person, subject_of
+from zeromem_torch.routing.perspective import asks_of_self, first_person, subject_of
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,21 @@ def test_who_is_asked_about(question: str, named: list[str], people: tuple[str, 
 )
 def test_the_question_in_the_first_person(question: str, subject: str, addressee: str | None, spoken: str) -> None:
     assert first_person(question, subject, addressee) == spoken
+
+
+@pytest.mark.parametrize(
+    ("question", "own"),
+    [
+        ("What did I paint?", True),
+        ("Where is my dog?", True),
+        ("My dog?", True),
+        ("Who wrote to me, or of a friend of mine?", True),
+        ("Did I do it myself?", True),
+        ("What did Ann paint?", False),
+        ("Who is Mya, i.e. Amy?", False),
+        ("Is it in Rome or Milan?", False),
+        ("What's new, anyhow?", False),
+    ],
+)
+def test_who_asks_of_themselves(question: str, own: bool) -> None:
+    assert asks_of_self(question) is own

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toys import HashEncoder
 
 from zeromem_torch.substrate.traces import Trace
-from zeromem_torch.substrate.units import chunk_spans, day_of, episodes, order_turns, turn_prefix, windows
+from zeromem_torch.substrate.units import chunk_spans, day_of, episodes, order_turns, turn_prefix, voice, windows
 
 START = datetime(2023, 5, 8, 13, 56, tzinfo=UTC)
 
@@ -117,10 +117,20 @@ def test_days_and_prefixes() -> None:
     assert turn_prefix(own, dated=False) == "Melanie: "
     assert turn_prefix(Trace(id="d", boundary="b", text="A film.", title="Ed Wood")) == "Ed Wood. "
     assert turn_prefix(trace("plain")) == ""
+    asked = Trace(id="q", boundary="b", text="Hi", role="user")
+    assert turn_prefix(asked) == "user: "
     assert day_of(START) == 738_648
     assert day_of(None) == 0
     night = datetime(2023, 5, 9, 1, 0, tzinfo=timezone(timedelta(hours=9)))
     assert day_of(night) == 738_649, "the day is the speaker's own, not that of UTC"
+
+
+@pytest.mark.parametrize(
+    ("speaker", "role", "who"),
+    [("Ann", "user", "Ann"), ("", "user", "user"), ("", "assistant", "assistant"), ("", "tool", ""), ("", "", "")],
+)
+def test_who_speaks(speaker: str, role: str, who: str) -> None:
+    assert voice(Trace(id="t", boundary="b", text="Hi", speaker=speaker, role=role)) == who
 
 
 # Chunks

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from zeromem_torch.config import SubstrateConfig, ZeroMemConfig
 from zeromem_torch.evidence import Evidence, EvidenceItem
 from zeromem_torch.library import ZeroMem
-from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder
+from zeromem_torch.substrate.encoder import Encoded, Encoder
 from zeromem_torch.substrate.traces import Trace
 
 RULES = ZeroMemConfig(substrate=SubstrateConfig(entities="rules"))  # no tagger: these tests are about other things
@@ -63,7 +63,7 @@ class HashEncoder:
         return Encoded(
             torch.stack(vectors) if vectors else torch.empty(0, _DIM),
             torch.tensor(counts, dtype=torch.long),
-            torch.cat(all_states)[kept].to(STATE_DTYPE),
+            torch.cat(all_states)[kept],
             torch.cat(all_spans)[kept],
         )
 

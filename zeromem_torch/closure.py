@@ -9,10 +9,10 @@ a score: it raises a unit among the others, and the ranking decides what is hand
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import MemoryBank, segment_max
+from zeromem_torch.bank import MemoryBank, member_mask, segment_max
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Closure(nn.Module):
         main: Int[Tensor, "slots memories k"],
         bank: MemoryBank,
     ) -> Support:
-        chosen = self._chosen(fused, main)
+        chosen = member_mask(main, fused.shape[1])
         source = fused.clamp(min=0).masked_fill(~chosen, 0)
         units = bank.axes["units"]
         near = torch.zeros_like(fused)
@@ -63,8 +63,3 @@ class Closure(nn.Module):
         reached = reached.masked_fill(chosen, 0)
         peak = segment_max(reached, units.segment, units.segments, empty=0.0)[:, units.segment]
         return Support(self.neighbour * near, self.graph * reached / peak.clamp(min=1e-9))
-
-    def _chosen(self, fused: Tensor, main: Tensor) -> Bool[Tensor, "slots units"]:
-        rows = main.flatten(1)
-        chosen = torch.zeros(len(fused), fused.shape[1] + 1, dtype=torch.bool, device=fused.device)
-        return chosen.scatter(1, torch.where(rows >= 0, rows, fused.shape[1]), True)[:, :-1]  # the last takes the -1s

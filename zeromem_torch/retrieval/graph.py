@@ -21,6 +21,9 @@ RESET_REASONS = (
     "uniform: the prior tells no unit from another",
 )
 
+LEAST_LIKED = 1e-3
+"""How well a unit answers at least, as a step sees it: of 0 and next to 0, rounding would decide what is reached."""
+
 
 @dataclass(frozen=True)
 class GraphScores:
@@ -69,7 +72,7 @@ class GraphView(nn.Module):
         reset, reason = self._reset(prior, activation, bank)
         liking = torch.ones_like(reset)
         if self.affinity:
-            liking = liking.index_copy(1, bank.unit_node, signals["rest"] ** self.affinity)
+            liking = liking.index_copy(1, bank.unit_node, signals["rest"].clamp(min=LEAST_LIKED) ** self.affinity)
         if self.named != 1:
             passing = 1 - (1 - self.named) * (seeds > 0).to(reset.dtype)
             liking = liking.index_copy(1, bank.entity_node, passing)

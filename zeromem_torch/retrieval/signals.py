@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import Axis, MemoryBank, Postings, segment_max, segment_minmax, segment_topk
+from zeromem_torch.bank import SCORE_STEP, Axis, MemoryBank, Postings, segment_max, segment_minmax, segment_topk
 from zeromem_torch.retrieval.dense import DenseScores, MaxSim
 from zeromem_torch.retrieval.lexical import LexicalScores
 from zeromem_torch.routing.queries import QueryBatch
@@ -96,11 +96,16 @@ class UnitSignals(nn.Module):
         return segment_max(scores[:, bank.member_window], bank.member_unit, bank.axes["units"].size)
 
 
+FAINT = 1e-2
+"""Least difference of matches that counts as a whole one: a smaller one would bring its rounding with it."""
+
+
 def token_minmax(best: Float[Tensor, "units slots query_tokens"], units: Axis) -> Tensor:
     """Min-max of each query token's matches over the units of its memory; all equal -> 0: that one tells nothing."""
     least = -_group_max(-best, units.segment, units.segments, empty=-torch.inf)[units.segment]
     most = _group_max(best, units.segment, units.segments, empty=-torch.inf)[units.segment]
-    return (best - least) / (most - least).clamp(min=1e-6)
+    span = most - least
+    return (best - least) * (span > SCORE_STEP) / span.clamp(min=FAINT)
 
 
 def _group_max(

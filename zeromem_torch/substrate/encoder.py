@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 from zeromem_torch.substrate.traces import ZeroMemError
 
 STATE_DTYPE = torch.float16
+"""What states are kept in. A query's are not rounded to it: a step of it is a hundred times an encoder's rounding."""
 T = TypeVar("T")
 
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 class Encoded:
     """What one pass gives. ``states`` and ``spans`` are empty unless asked for; special tokens have none.
 
-    An encoder with a sparse head says with the states what each token weighs as a lexical term; of others ``terms`` and
+    States come as they were computed, or as a cache kept them (``STATE_DTYPE``). An encoder with a sparse head says with the states what each token weighs as a lexical term; of others ``terms`` and
     ``weights`` are empty.
     """
 
@@ -150,7 +151,7 @@ class TransformerEncoder:
             vectors[batch] = normalize(pooled.float(), dim=-1).cpu()
             if states:
                 lifted = hidden if self.colbert is None else self.colbert(hidden.to(dtype))
-                lifted = normalize(lifted.float(), dim=-1).to(STATE_DTYPE).cpu()
+                lifted = normalize(lifted.float(), dim=-1).cpu()
                 weighed = None if self.sparse is None else self.sparse(hidden.to(dtype))[..., 0].relu().float().cpu()
                 for row, text in enumerate(batch):
                     own = ~torch.tensor(tokens["special_tokens_mask"][text], dtype=torch.bool)
@@ -276,7 +277,7 @@ class CachedEncoder:
             yield (
                 count,
                 encoded.vectors[i].numpy().tobytes(),
-                encoded.states[rows].numpy().tobytes() if states else None,
+                encoded.states[rows].to(STATE_DTYPE).numpy().tobytes() if states else None,
                 tokens[rows].numpy().tobytes() if states else None,
             )
 

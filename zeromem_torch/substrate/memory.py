@@ -14,7 +14,7 @@ from zeromem_torch.bank import Index
 from zeromem_torch.config import SubstrateConfig
 from zeromem_torch.sparse import offsets
 from zeromem_torch.substrate.dates import find_dates
-from zeromem_torch.substrate.encoder import Encoded, Encoder, pool_spans
+from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder, pool_spans
 from zeromem_torch.substrate.entities import EntityExtractor, Mention, entity_key
 from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words
 from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
@@ -127,7 +127,7 @@ def build_memory(
         unit_episode=unit_episode,
         chunk_unit=chunk_unit,
         chunk_vectors=encoded.vectors,
-        token_states=encoded.states,
+        token_states=encoded.states.to(STATE_DTYPE),
         date_unit=_long([u for u, _ in dates]),
         date_first=_long([d.first_day for _, d in dates]),
         date_last=_long([d.last_day for _, d in dates]),
