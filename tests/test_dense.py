@@ -130,6 +130,14 @@ def test_each_tokens_matches_are_told_apart_inside_a_memory(sizes: tuple[int, ..
             assert_close(spread[first:last, s], torch.tensor(expected, dtype=torch.float64).reshape(last - first, 4))
 
 
+def test_rounding_of_equal_matches_is_not_told_apart() -> None:
+    noise = 1e-7 * Dice(1).uniform(7, 1, 2).float()
+    assert not token_minmax(0.5 + noise, axis_of([7])).any()
+    faint = torch.linspace(0.5, 0.502, 7).reshape(7, 1, 1)
+    spread = token_minmax(faint.expand(-1, 1, 2), axis_of([7]))
+    assert_close(token_minmax(faint + noise, axis_of([7])), spread, rtol=0, atol=3e-5)
+
+
 @pytest.mark.parametrize("exhaustive", [0, 100])
 @pytest.mark.parametrize("workspace", [1, 1 << 28])
 def test_gradient_of_late_interaction(exhaustive: int, workspace: int) -> None:

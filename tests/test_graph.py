@@ -299,6 +299,16 @@ def test_the_view_in_float32() -> None:
     assert_close(near, scores.float(), rtol=0, atol=1e-4)
 
 
+def test_rounding_of_what_answers_nothing_decides_nothing() -> None:
+    """A root magnifies small masses: that a unit is reached must not hang on the last bit of how well it answers."""
+    one = sample(5, 20)
+    bank, signals = bank_of([one]), signals_for(1, 20)
+    signals["rest"][:, 5:] = 0.0
+    batch, view = lay_out([[query(1, one)]], bank), view_of(8.0, 2.0, 0.25)
+    noisy = signals | {"rest": signals["rest"] + 1e-6 * Dice(7).uniform(1, 20)}
+    assert_close(view(batch, bank, noisy).units, view(batch, bank, signals).units, rtol=0, atol=1e-5)
+
+
 def test_gradient_to_signals_seeds_and_vectors() -> None:
     memories = [sample(5, 6), sample(6, 3)]
     bank = bank_of(memories)

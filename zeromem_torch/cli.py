@@ -12,7 +12,8 @@ import torch
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.demo import run_demo
 from zeromem_torch.evaluation.datasets import DATASETS, load_dataset
-from zeromem_torch.evaluation.run import SYSTEMS, run_retrieval, table
+from zeromem_torch.evaluation.misses import describe, find_misses
+from zeromem_torch.evaluation.run import SYSTEMS, Found, run_retrieval, table
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.substrate.encoder import CachedEncoder, load_encoder
 from zeromem_torch.substrate.traces import ZeroMemError
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     retrieval.add_argument("--audited", action="store_true", help="locomo: citations as corrected by label_errors.json")
     retrieval.add_argument("--limit", type=_positive, metavar="N", help="only the first N questions")
+    retrieval.add_argument("--misses", type=_positive, metavar="N", help="print N misses of zeromem, by kind")
     retrieval.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
     retrieval.set_defaults(run=_eval_retrieval)
     return parser
@@ -122,9 +124,13 @@ def _eval_retrieval(options: argparse.Namespace) -> int:
     data = load_dataset(options.dataset, options.data, options.corpus, audited=options.audited, limit=options.limit)
     if options.json:
         _check_writable(options.json)
-    result = run_retrieval(data, systems, _encoder(options, config), config, device=options.device)
+    kept: dict[str, dict[str, Found]] = {}
+    result = run_retrieval(data, systems, _encoder(options, config), config, device=options.device, kept=kept)
     for line in table(result):
         print(line)
+    if options.misses and "zeromem" in kept:
+        main_ranking = {question: found.main for question, found in kept["zeromem"].items()}
+        print("\n".join(describe(find_misses(data, main_ranking), options.misses)))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0

@@ -57,8 +57,12 @@ def run_retrieval(
     config: ZeroMemConfig,
     *,
     device: str = "cpu",
+    kept: dict[str, dict[str, Found]] | None = None,
 ) -> dict[str, Any]:
-    """Measure systems on a data set; the result is JSON, as the README shows it."""
+    """Measure systems on a data set; the result is JSON, as the README shows it.
+
+    ``kept``, if given, is filled with what each system found for each question id.
+    """
     for name in systems or [""]:
         if name not in SYSTEMS:
             known = ", ".join(SYSTEMS)
@@ -78,6 +82,8 @@ def run_retrieval(
     with _timed(seconds, "baselines"):
         if plain:
             found.update(_run_baselines(data, plain, encoder, config.calibration.top_k))
+    if kept is not None:
+        kept.update(found)
     measures = {name: [_measure(question, found[name][question.id]) for question in scored] for name in systems}
     return {
         "dataset": data.name,

@@ -27,7 +27,7 @@ def subject_of(question: str, named: Sequence[str]) -> tuple[str, ...]:
     if len(named) < 2:
         return tuple(named)
     found = [(match.start(), match.end(), name) for name in named if (match := _form(name).search(question))]
-    places = sorted(found)
+    places = sorted(found, key=lambda place: (place[0], -place[1]))  # of "Ann" and "Ann Lee" the longer one
     (_, end, first), (start, _, _) = places[0], places[1]
     joined = re.fullmatch(r"(?:['\u2019]s)?\s*(?:,|&|\band\b|\bor\b|,\s*and\b)\s*", question[end:start], re.IGNORECASE)
     return () if joined else (first, *(name for _, _, name in places[1:]))

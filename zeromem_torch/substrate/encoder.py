@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Encoded:
     """What one pass gives. ``states`` and ``spans`` are empty unless asked for; special tokens have none.
 
-    States come as they were computed, or as a cache kept them (``STATE_DTYPE``). An encoder with a sparse head says with the states what each token weighs as a lexical term; of others ``terms`` and
-    ``weights`` are empty.
+    States come as they were computed, or as a cache kept them (``STATE_DTYPE``). An encoder with a sparse head says
+    with the states what each token weighs as a lexical term; of others ``terms`` and ``weights`` are empty.
     """
 
     vectors: Float[Tensor, "texts dim"]  # unit length
@@ -85,7 +85,7 @@ class TransformerEncoder:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
             model = AutoModel.from_pretrained(name, dtype=dtype, local_files_only=local_files_only)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # transformers lets through whatever its many readers raise
             raise ZeroMemError(
                 f"encoder: expected a folder or hub name that transformers can load, got {str(name)!r}; without a "
                 f"model hub, download the model elsewhere and pass its folder, or use 'minilm' ({type(error).__name__})"
@@ -158,7 +158,9 @@ class TransformerEncoder:
                     spans = torch.tensor(tokens["offset_mapping"][text])[own]
                     parts[text] = (lifted[row, : lengths[text]][own], spans)
                     if weighed is not None:
-                        parts[text] += (ids[row, : lengths[text]][own], weighed[row, : lengths[text]][own])
+                        terms = ids[row, : lengths[text]][own]
+                        known = terms != self.tokenizer.unk_token_id  # all unknown words would be one
+                        parts[text] += (terms, weighed[row, : lengths[text]][own] * known)
         return Encoded(vectors, counts, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -198,9 +200,14 @@ class CachedEncoder:
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> ZeroMemError:
-        return ZeroMemError.of(
-            "cache", "a file that encoded texts can be kept in", str(self.path), f"delete it or name another ({error})"
+        return ZeroMemError(
+            f"cache: expected a file that encoded texts can be kept in, got {str(self.path)!r}; "
+            f"delete it or name another ({error})"
         )
+
+    def close(self) -> None:
+        """Let go of the file; nothing can be encoded afterwards."""
+        self._file.close()
 
     def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         with self._lock:
