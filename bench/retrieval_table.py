@@ -36,12 +36,15 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     )
     if result["dataset"] == "locomo":
         yield ""
-        yield "| category | n | " + " | ".join(f"{name} @5 / @10" for name in ("zeromem", "context", "hybrid")) + " |"
-        yield "|---|---|---|---|---|"
+        names = ("zeromem", "context", "hybrid")
+        heads = " | ".join(f"{name} @5 / @10" for name in names)
+        yield f"| category | n | {heads} | zeromem - context, @10 |"
+        yield "|---|---|---|---|---|---|"
         for category, label in result["categories"].items():
-            rows = [systems[name]["by_category"][category] for name in ("zeromem", "context", "hybrid")]
+            rows = [systems[name]["by_category"][category] for name in names]
             cells = " | ".join(f"{row['recall@5']:.3f} / {row['recall@10']:.3f}" for row in rows)
-            yield f"| {category} {label} | {rows[0]['n']} | {cells} |"
+            tests = systems["zeromem"]["vs_by_category"][category]["context"]["recall@10"]
+            yield f"| {category} {label} | {rows[0]['n']} | {cells} | {tests['diff']:+.3f} (p {tests['p']:.4f}) |"
     yield ""
 
 

@@ -38,6 +38,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "no_closure": {"close": False},
     "no_calibration": {"calibrate": False},
 }
+MAIN = "zeromem"
 SYSTEMS = (*VARIANTS, *BASELINES)
 
 
@@ -103,6 +104,7 @@ def run_retrieval(
             name: {
                 **summarise(measures[name], scored),
                 "vs": _compared(name, measures),
+                **({"vs_by_category": _compared_by_category(name, measures, scored)} if name == MAIN else {}),
             }
             for name in systems
         },
@@ -195,6 +197,20 @@ def _compared(name: str, measures: Mapping[str, Sequence[Mapping[str, float]]]) 
     }
 
 
+def _compared_by_category(
+    name: str, measures: Mapping[str, Sequence[Mapping[str, float]]], questions: Sequence[Question]
+) -> dict[str, Any]:
+    """The same tests on the questions of each category."""
+
+    def of(category: str) -> dict[str, Sequence[Mapping[str, float]]]:
+        return {
+            system: [row for row, question in zip(rows, questions, strict=True) if question.category == category]
+            for system, rows in measures.items()
+        }
+
+    return {category: _compared(name, of(category)) for category in sorted({q.category for q in questions} - {""})}
+
+
 def provenance() -> dict[str, Any]:
     """What made a number: commit, versions, machine."""
     root = Path(__file__).resolve().parents[2]
@@ -244,6 +260,10 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
         if lines:
             yield f"category {category}, {label}: recall@5 / @10"
             yield "  " + ", ".join(f"{n} {row['recall@5']:.3f} / {row['recall@10']:.3f}" for n, row in lines)
+    for category, others in systems.get(MAIN, {}).get("vs_by_category", {}).items():
+        for other, tests in others.items():
+            shown = ", ".join(f"{m} {tests[m]['diff']:+.3f} (p {tests[m]['p']:.4f})" for m in ("recall@5", "recall@10"))
+            yield f"{MAIN} - {other}, category {category}: {shown}"
     for name, system in systems.items():
         for other, tests in system["vs"].items():
             shown = ", ".join(f"{m} {t['diff']:+.3f} (p {t['p']:.4f})" for m, t in tests.items())
