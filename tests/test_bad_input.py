@@ -254,7 +254,7 @@ def test_a_megabyte_is_cut_into_chunks_and_found_at_its_end(text: str) -> None:
 
 def test_a_long_turn_with_a_tagger() -> None:
     config = dataclasses.replace(RULES, substrate=SubstrateConfig(entities="spacy"))
-    text = filler(50_000) + " The wombat password is quokka, quokka."
+    text = filler(20_000) + " The wombat password is quokka, quokka."
     memory = memory_of(*talk("a", ["Nothing.", text, "Nothing else."]), config=config)
     (item,) = memory.search("What is the wombat password?", boundary="a", top_k=1).main
     assert item.end == len(text)

@@ -1,4 +1,4 @@
-"""Measuring: the figures are those of the rankings, each ablation changes what it says, and the floors are the known ones."""
+"""Measuring: figures are those of the rankings, each ablation changes what it says, the floors are the known ones."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ TRACES = tuple(
     for trace in talk(
         name,
         *(
-            [f"I bought a {thing} in {place}.", f"Was the {thing} cheap?", "Yes, very.", f"{place} is lovely in {name}."]
+            [f"I bought a {thing} in {place}.", f"Was the {thing} cheap?", "Yes, very.", f"{place} is lovely."]
             for thing, place in zip(THINGS, PLACES[name == "b" :], strict=False)
         ),
     )
@@ -171,7 +171,7 @@ def test_ablations_of_later_stages_leave_the_main_ranking(
 def test_systems_are_those_asked_for_in_that_order() -> None:
     result = run_retrieval(DATA, ["dense", "hierarchy"], HashEncoder(), RULES)
     assert list(result["systems"]) == ["dense", "hierarchy"]
-    assert SYSTEMS == (*VARIANTS, *BASELINES)
+    assert (*VARIANTS, *BASELINES) == SYSTEMS
     lines = list(table(result))
     assert lines[1] == "  note: made by hand"
     assert [line.split()[0] for line in lines if line.startswith(("dense ", "hierarchy "))] == ["dense", "hierarchy"]
