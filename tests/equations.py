@@ -327,13 +327,15 @@ def minmax(scores: Sequence[float], present: Sequence[bool] | None = None) -> Ro
     return scaled
 
 
-def fuse(graph: Sequence[float], hierarchy: Sequence[float], weight: float, contrast: float) -> Row:
+def fuse(
+    graph: Sequence[float], hierarchy: Sequence[float], weight: float, contrasts: tuple[float, float] = (1.0, 1.0)
+) -> Row:
     """Eq. 13: ``S = rho primary + (1 - rho) secondary``, ``weight`` being the graph's.
 
-    Ours: each view's score is raised to ``contrast`` first; 1 is the paper's.
+    Ours: each view's score is raised to its contrast first; 1 is the paper's.
     """
     pairs = zip(minmax(graph), minmax(hierarchy), strict=True)
-    return [weight * g**contrast + (1 - weight) * h**contrast for g, h in pairs]
+    return [weight * g ** contrasts[0] + (1 - weight) * h ** contrasts[1] for g, h in pairs]
 
 
 def ranking(scores: Sequence[float], k: int, admitted: Iterable[int] | None = None) -> list[int]:

@@ -65,7 +65,7 @@ class ZeroMemPipeline(nn.Module):
             decay=config.graph.decay,
         )
         self.hierarchy = HierarchyView(config.hierarchy.weights.to_dict())
-        self.fusion = ViewFusion()
+        self.fusion = ViewFusion(config.fusion.graph_contrast, config.fusion.hierarchy_contrast)
         self.closure = Closure(config.closure.neighbour, config.closure.graph)
         self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
 
@@ -84,8 +84,8 @@ class ZeroMemPipeline(nn.Module):
             hierarchy = prune_episodes(hierarchy, bank, self.config.hierarchy.keep_episodes)
         return Views(
             signals,
-            segment_minmax(graph.units, units) ** self.config.fusion.graph_contrast,
-            segment_minmax(hierarchy, units) ** self.config.fusion.hierarchy_contrast,
+            segment_minmax(graph.units, units),
+            segment_minmax(hierarchy, units),
             self.graph_weight(batch),
             graph.reason,
         )
