@@ -6,7 +6,7 @@ Words of a query become row numbers of the bank here, once, on the host.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import torch
@@ -19,7 +19,7 @@ from zeromem_torch.bank import MemoryBank
 from zeromem_torch.routing.perspective import asks_of_self, first_person, subject_of
 from zeromem_torch.routing.profile import QueryProfile, profile_query
 from zeromem_torch.substrate.dates import DateMention
-from zeromem_torch.substrate.encoder import Encoder
+from zeromem_torch.substrate.encoder import Encoded, Encoder
 from zeromem_torch.substrate.entities import entity_key, query_keys
 from zeromem_torch.substrate.lexicon import bigrams, learned_query, query_terms
 from zeromem_torch.substrate.memory import Memory
@@ -72,6 +72,84 @@ class QueryBatch:
         return self.query >= 0
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """One query read against its memory: all that needs no encoder, in the memory's own numbers."""
+
+    memory: int  # its place among the memories
+    profile: QueryProfile
+    spoken: str  # the query in the voice of its subject
+    subject: int  # speaker; -1 = none
+    named: frozenset[str]  # words of the names and titles in it
+    terms: dict[int, float]
+    phrases: dict[int, float]
+    rest_terms: dict[int, float]  # terms without the names
+    titles: dict[int, float]
+    entities: dict[int, float]
+
+
+def _read(
+    text: str, place: int, memory: Memory, reference: datetime | None, analyse: Analyzer, name: float
+) -> _Reading:
+    speakers = [speaker for speaker in memory.speakers if speaker not in ROLES]
+    profile = profile_query(text, reference=reference or memory.latest, speakers=speakers)
+    people = subject_of(text, profile.subjects)
+    subject = people[0] if people else USER if asks_of_self(text) else ""
+    named = _named_words(profile, memory)
+    name_terms = {term for word in named for term in analyse(word)}
+    words = analyse(text)
+    speaker_terms = {term for speaker in profile.subjects for term in analyse(speaker)}
+    # who speaks is a signal of its own, not a word of the text
+    spoken_of = [word for word in words if word not in speaker_terms] or words
+    return _Reading(
+        memory=place,
+        profile=profile,
+        spoken=first_person(text, *people[:2]) if people else text,
+        subject=memory.speakers.get(subject, -1),
+        named=named,
+        terms=query_terms(spoken_of, memory.vocabulary),
+        phrases=query_terms(bigrams(spoken_of), memory.phrases),
+        rest_terms=query_terms([word for word in words if word not in name_terms], memory.vocabulary),
+        titles={unit: 1.0 for *_, owners in memory.titles.find(text) for unit in owners},
+        entities=_entities(profile, memory, name),
+    )
+
+
+class _Layout:
+    """Where each query lies: slot ``s`` of memory ``m`` holds that memory's ``s``-th query."""
+
+    def __init__(self, memory: Sequence[int], memories: int, bank: MemoryBank) -> None:
+        held = [0] * memories
+        slot = []
+        for m in memory:
+            slot.append(held[m])
+            held[m] += 1
+        self.bank, self.memory, self.slot = bank, memory, slot
+        self.shape = (max(held, default=0), memories)
+
+    def spread(self, values: Tensor, empty: float) -> Tensor:
+        """A row a query -> ``[slots, memories, ...]``."""
+        out = values.new_full((*self.shape, *values.shape[1:]), empty)
+        out[torch.tensor(self.slot, dtype=torch.long), torch.tensor(self.memory, dtype=torch.long)] = values
+        return out.to(self.bank.device)
+
+    def padded(self, rows: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """Rows of different lengths; ``shape`` is what they have where there is none."""
+        return self.spread(pad_sequence(list(rows), batch_first=True) if rows else torch.empty(0, *shape), 0)
+
+    def asked(self, axis: str, rows: Sequence[dict[int, float]]) -> Asked:
+        """Numbers of each query's memory -> numbers of the bank."""
+        start = self.bank.axes[axis].ptr
+        found = [
+            (slot, start[m] + row, weight)
+            for slot, m, own in zip(self.slot, self.memory, rows, strict=True)
+            for row, weight in own.items()
+        ]
+        columns = list(zip(*found, strict=True)) or [(), (), ()]
+        slot, row = (torch.tensor(column, dtype=torch.long, device=self.bank.device) for column in columns[:2])
+        return Asked(slot, row, torch.tensor(columns[2], dtype=torch.float32, device=self.bank.device))
+
+
 def compile_queries(
     texts: Sequence[str],
     memory: Sequence[int],
@@ -82,99 +160,74 @@ def compile_queries(
     references: Sequence[datetime | None],
     name: float,
 ) -> tuple[QueryBatch, list[QueryProfile]]:
-    """Profile, encode and lay out queries; ``memory[i]`` is the place in ``memories`` of the one query ``i`` asks."""
-    profiles = [
-        profile_query(
-            text,
-            reference=reference or memories[m].latest,
-            speakers=[name for name in memories[m].speakers if name not in ROLES],
-        )
-        for text, m, reference in zip(texts, memory, references, strict=True)
-    ]
-    slot_of: list[int] = []
-    held = [0] * len(memories)
-    for m in memory:
-        slot_of.append(held[m])
-        held[m] += 1
-    slots = max(held, default=0)
-    place = (torch.tensor(slot_of, dtype=torch.long), torch.tensor(memory, dtype=torch.long))
+    """Profile, encode and lay out queries; ``memory[i]`` is the place in ``memories`` of the one query ``i`` asks.
 
-    people = [subject_of(profile.text, profile.subjects) for profile in profiles]
-    spoken = [first_person(p.text, *named[:2]) if named else p.text for p, named in zip(profiles, people, strict=True)]
-    encoded = encoder.encode(spoken, states=True)
-    turned = [i for i, text in enumerate(texts) if spoken[i] != text]  # the others are encoded as they are
-    asked_as_is = encoder.encode([texts[i] for i in turned]).vectors
-    vectors = encoded.vectors.index_copy(0, torch.tensor(turned, dtype=torch.long), asked_as_is)
-    spans = torch.split(encoded.spans, encoded.counts.tolist())
+    ``name`` is the activation with which an entity starts that is named but is no title (Eq. 8).
+    """
+    asking = zip(texts, memory, references, strict=True)
+    readings = [_read(text, m, memories[m], reference, analyse, name) for text, m, reference in asking]
+    layout = _Layout(memory, len(memories), bank)
+
+    encoded = encoder.encode([reading.spoken for reading in readings], states=True)
+    turned = [i for i, text in enumerate(texts) if readings[i].spoken != text]  # the others are encoded as they are
+    as_asked = encoder.encode([texts[i] for i in turned]).vectors
+    vectors = encoded.vectors.index_copy(0, torch.tensor(turned, dtype=torch.long), as_asked)
+    counts = encoded.counts.tolist()
+    spans = torch.split(encoded.spans, counts)
+    states = [part.float() for part in torch.split(encoded.states, counts)]
     weights = [
-        torch.tensor(_token_weights(text, profile, memories[m], own, analyse))
-        for text, profile, m, own in zip(spoken, profiles, memory, spans, strict=True)
+        torch.tensor(_token_weights(reading, memories[reading.memory], own, analyse))
+        for reading, own in zip(readings, spans, strict=True)
     ]
-    states = [part.float() for part in torch.split(encoded.states, encoded.counts.tolist())]
-    named_words = [_named_words(profile, memories[m]) for profile, m in zip(profiles, memory, strict=True)]
-    unnamed = [_unnamed(*row) for row in zip(spoken, spans, named_words, strict=True)]
+    unnamed = [_unnamed(reading, own) for reading, own in zip(readings, spans, strict=True)]
     rest = [normalize(own[kept].sum(0), dim=-1) for own, kept in zip(states, unnamed, strict=True)]
-
-    asking = list(zip(texts, profiles, memory, strict=True))
-    rest_words = [
-        [word for word in analyse(text) if word not in {term for name in named for term in analyse(name)}]
-        for text, named in zip(texts, named_words, strict=True)
-    ]
-    worded = [(_words(text, profile, analyse), m) for text, profile, m in asking]
-    terms = [query_terms(words, memories[m].vocabulary) for words, m in worded]
-    rest_terms = [query_terms(own, memories[m].vocabulary) for own, m in zip(rest_words, memory, strict=True)]
     if any(own.learned for own in memories):
-        parts = [torch.split(part, encoded.counts.tolist()) for part in (encoded.terms, encoded.weights)]
-        for i, (own, weight) in enumerate(zip(*parts, strict=True)):
-            vocabulary, kept = memories[memory[i]].vocabulary, unnamed[i]
-            terms[i] = learned_query(own.tolist(), weight.tolist(), vocabulary)
-            rest_terms[i] = learned_query(own[kept].tolist(), weight[kept].tolist(), vocabulary)
+        readings = _learned(readings, memories, encoded, unnamed)
 
-    def spread(values: Tensor, empty: float) -> Tensor:
-        out = values.new_full((slots, len(memories), *values.shape[1:]), empty)
-        out[place] = values
-        return out.to(bank.device)
-
-    def asked(axis: str, rows: Sequence[dict[int, float]]) -> Asked:
-        start = bank.axes[axis].ptr
-        found = [
-            (slot, start[m] + row, weight)
-            for slot, m, own in zip(slot_of, memory, rows, strict=True)
-            for row, weight in own.items()
-        ]
-        columns = list(zip(*found, strict=True)) or [(), (), ()]
-        slot, row = (torch.tensor(column, dtype=torch.long, device=bank.device) for column in columns[:2])
-        return Asked(slot, row, torch.tensor(columns[2], dtype=torch.float32, device=bank.device))
-
-    subjects = [
-        memories[m].speakers.get(named[0] if named else USER if asks_of_self(text) else "", -1)
-        for text, named, m in zip(texts, people, memory, strict=True)
-    ]
-    subjects = [s + bank.axes["speakers"].ptr[m] if s >= 0 else -1 for s, m in zip(subjects, memory, strict=True)]
-    dates = [[(d.first_day, d.last_day) for d in matched_dates(profile)] or [(1, 0)] for profile in profiles]
-    padded_dates = pad_sequence([torch.tensor(d).flip(0) for d in dates], batch_first=True) if dates else None
-    if padded_dates is None:
-        padded_dates = torch.empty(0, 1, 2, dtype=torch.long)
-    padded_dates[padded_dates[..., 0] == 0] = torch.tensor([1, 0])
+    subjects = [r.subject + bank.axes["speakers"].ptr[r.memory] if r.subject >= 0 else -1 for r in readings]
+    dates = _dates([reading.profile for reading in readings])
     batch = QueryBatch(
-        query=spread(torch.arange(len(texts)), -1),
-        vectors=spread(vectors, 0),
-        rest_vectors=spread(torch.stack(rest) if rest else encoded.vectors, 0),
-        states=spread(pad_sequence(states, batch_first=True) if states else torch.empty(0, 0, encoder.dim), 0),
-        state_weights=spread(pad_sequence(weights, batch_first=True) if weights else torch.empty(0, 0), 0),
-        terms=asked("terms", terms),
-        phrases=asked("phrases", [query_terms(bigrams(words), memories[m].phrases) for words, m in worded]),
-        rest_terms=asked("terms", rest_terms),
-        titles=asked("units", [_titles(t, memories[m]) for t, _, m in asking]),
-        entities=asked("entities", [_entities(p, memories[m], name) for _, p, m in asking]),
-        subject=spread(torch.tensor(subjects, dtype=torch.long), -1),
-        kinds=spread(torch.tensor([int(p.answer_types) for p in profiles], dtype=torch.long), 0),
-        date_first=spread(padded_dates[..., 0], 1),
-        date_last=spread(padded_dates[..., 1], 0),
-        relational=spread(torch.tensor([p.relational for p in profiles], dtype=torch.float32), 0),
-        local=spread(torch.tensor([p.local for p in profiles], dtype=torch.float32), 0),
+        query=layout.spread(torch.arange(len(texts)), -1),
+        vectors=layout.spread(vectors, 0),
+        rest_vectors=layout.spread(torch.stack(rest) if rest else encoded.vectors, 0),
+        states=layout.padded(states, (0, encoder.dim)),
+        state_weights=layout.padded(weights, (0,)),
+        terms=layout.asked("terms", [reading.terms for reading in readings]),
+        phrases=layout.asked("phrases", [reading.phrases for reading in readings]),
+        rest_terms=layout.asked("terms", [reading.rest_terms for reading in readings]),
+        titles=layout.asked("units", [reading.titles for reading in readings]),
+        entities=layout.asked("entities", [reading.entities for reading in readings]),
+        subject=layout.spread(torch.tensor(subjects, dtype=torch.long), -1),
+        kinds=layout.spread(torch.tensor([int(r.profile.answer_types) for r in readings], dtype=torch.long), 0),
+        date_first=layout.spread(dates[..., 0], 1),
+        date_last=layout.spread(dates[..., 1], 0),
+        relational=layout.spread(torch.tensor([r.profile.relational for r in readings], dtype=torch.float32), 0),
+        local=layout.spread(torch.tensor([r.profile.local for r in readings], dtype=torch.float32), 0),
     )
-    return batch, profiles
+    return batch, [reading.profile for reading in readings]
+
+
+def _learned(
+    readings: Sequence[_Reading], memories: Sequence[Memory], encoded: Encoded, unnamed: Sequence[Tensor]
+) -> list[_Reading]:
+    """The readings with terms and weights of the encoder's sparse head in place of the analysed words."""
+    parts = [torch.split(part, encoded.counts.tolist()) for part in (encoded.terms, encoded.weights)]
+    out = []
+    for reading, kept, own, weight in zip(readings, unnamed, *parts, strict=True):
+        vocabulary = memories[reading.memory].vocabulary
+        terms = learned_query(own.tolist(), weight.tolist(), vocabulary)
+        rest = learned_query(own[kept].tolist(), weight[kept].tolist(), vocabulary)
+        out.append(replace(reading, terms=terms, rest_terms=rest))
+    return out
+
+
+def _dates(profiles: Sequence[QueryProfile]) -> Int[Tensor, "queries dates 2"]:
+    """First and last day of each date a query should be near to; last before first is padding."""
+    days = [[(d.first_day, d.last_day) for d in matched_dates(profile)] for profile in profiles]
+    out = torch.tensor([1, 0]).repeat(len(days), max([1, *map(len, days)]), 1)
+    for row, own in zip(out, days, strict=True):
+        row[: len(own)] = torch.tensor(own, dtype=torch.long).reshape(-1, 2)
+    return out
 
 
 _LIMITS = re.compile(r"\b(?:as of|by|since|before|until|till)\s+(?:the\s+)?(?:\w+\s+){0,2}$", re.IGNORECASE)
@@ -185,12 +238,12 @@ def matched_dates(profile: QueryProfile) -> list[DateMention]:
     return [mention for mention in profile.dates if not _LIMITS.search(profile.text[: mention.start])]
 
 
-def _token_weights(text: str, profile: QueryProfile, memory: Memory, spans: Tensor, analyse: Analyzer) -> list[float]:
+def _token_weights(reading: _Reading, memory: Memory, spans: Tensor, analyse: Analyzer) -> list[float]:
     """How rare the word of each token is in the memory; the subject's name, which half of all turns bear, weighs 0."""
-    subject_words = {word for name in profile.subjects for word in tokenize(name)}
+    subject_words = {word for name in reading.profile.subjects for word in tokenize(name)}
     weights = []
     for start, end in spans.tolist():
-        word = _word_at(text, start, end)
+        word = _word_at(reading.spoken, start, end)
         terms = analyse(word) if word.strip() else []
         silent = not terms or not any(c.isalnum() for c in word)
         if silent or set(tokenize(word)) & subject_words or tokenize(word)[0] in STOP_WORDS:
@@ -200,17 +253,6 @@ def _token_weights(text: str, profile: QueryProfile, memory: Memory, spans: Tens
     return weights if any(weights) else [1.0] * len(weights)
 
 
-def _words(text: str, profile: QueryProfile, analyse: Analyzer) -> list[str]:
-    """The query's terms without the speakers it names: who speaks is a signal of its own, not a word of the text."""
-    named = {term for name in profile.subjects for term in analyse(name)}
-    words = analyse(text)
-    return [word for word in words if word not in named] or words
-
-
-def _titles(text: str, memory: Memory) -> dict[int, float]:
-    return {unit: 1.0 for *_, owners in memory.titles.find(text) for unit in owners}
-
-
 def _named_words(profile: QueryProfile, memory: Memory) -> frozenset[str]:
     """Words of the names and titles in a query: what is left of it says what is asked *about* them."""
     titles = (word for _, _, words, _ in memory.titles.find(profile.text) for word in words)
@@ -218,10 +260,10 @@ def _named_words(profile: QueryProfile, memory: Memory) -> frozenset[str]:
     return frozenset((*titles, *names)) - STOP_WORDS
 
 
-def _unnamed(text: str, spans: Tensor, named: frozenset[str]) -> Bool[Tensor, " tokens"]:
+def _unnamed(reading: _Reading, spans: Tensor) -> Bool[Tensor, " tokens"]:
     """Which tokens are of no name: what is asked *about* the names, in context (of a query of names: all of it)."""
-    words = [set(tokenize(_word_at(text, start, end))) for start, end in spans.tolist()]
-    kept = torch.tensor([not word & named for word in words], dtype=torch.bool)
+    words = [set(tokenize(_word_at(reading.spoken, start, end))) for start, end in spans.tolist()]
+    kept = torch.tensor([not word & reading.named for word in words], dtype=torch.bool)
     return kept if kept.any() else torch.ones_like(kept)
 
 
