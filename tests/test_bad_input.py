@@ -2,16 +2,19 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from toys import RULES, START, HashEncoder, memory_of, talk
 
 from zeromem_torch.config import SubstrateConfig
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.library import ZeroMem
+from zeromem_torch.substrate.encoder import Encoded
 from zeromem_torch.substrate.traces import Trace, ZeroMemError
 
 TALK = talk(
@@ -149,6 +152,47 @@ def test_the_same_trace_again_is_no_change(memory: ZeroMem) -> None:
     assert memory.add([TALK[0], TALK[0], *TALK]) == [t.id for t in (TALK[0], TALK[0], *TALK)]
     assert len(memory) == len(TALK) + len(NEAR)
     assert still_answers(memory)
+
+
+# Encoders that cannot be trusted
+
+
+def bent(encoded: Encoded, name: str, value: Tensor) -> Encoded:
+    """Changed behind the back of what checks shapes in tests."""
+    object.__setattr__(encoded, name, value)
+    return encoded
+
+
+FLAWS: list[tuple[str, Callable[[Encoded], Encoded], list[str]]] = [
+    ("NaN", lambda e: bent(e, "vectors", e.vectors * torch.nan), ["encoder, vectors", "finite", "NaN"]),
+    ("infinity", lambda e: bent(e, "states", e.states / 0), ["encoder, states", "finite", "infinity"]),
+    ("wrong dim", lambda e: bent(e, "vectors", e.vectors[:, :5]), ["encoder, vectors", "64", "5"]),
+    ("one too few", lambda e: bent(e, "vectors", e.vectors[1:]), ["encoder, vectors", "the shape"]),
+    ("a state too few", lambda e: bent(e, "states", e.states[1:]), ["encoder, states", "the shape"]),
+]
+
+
+@pytest.mark.parametrize(("flaw", "words"), [row[1:] for row in FLAWS], ids=[row[0] for row in FLAWS])
+def test_an_encoder_that_errs_is_named(flaw: Callable[[Encoded], Encoded], words: list[str]) -> None:
+    encoder = Moody()
+    memory = memory_of(*TALK, encoder=encoder)
+    for _ in ("building", "asking"):
+        encoder.flaw = flaw
+        with pytest.raises(ZeroMemError) as error:
+            memory.search("boat", boundary="a")
+        assert [word for word in (*words, "hash-1") if word not in str(error.value)] == []
+        encoder.flaw = None
+        assert still_answers(memory)
+
+
+class Moody(HashEncoder):
+    """Errs while it has a flaw."""
+
+    flaw: Callable[[Encoded], Encoded] | None = None
+
+    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
+        encoded = super().encode(texts, states=states)
+        return self.flaw(encoded) if self.flaw else encoded
 
 
 # Unusual, and welcome

@@ -163,9 +163,10 @@ def test_an_ablation_file_is_the_stage_left_out(name: str, changed: dict[str, bo
 def test_an_ablation_file_leaves_one_view(view: str) -> None:
     config = ZeroMemConfig.from_toml(CONFIGS / "ablation" / f"{view}.toml")
     memory = memory_of(*SAID, config=dataclasses.replace(config, substrate=RULES.substrate))
+    contrast = getattr(config.fusion, f"{view}_contrast")
     for query in ASKED:
         for item in memory.search(query, boundary="a", top_k=9).main:
-            assert item.parts["fused"] == pytest.approx(item.views[view], abs=1e-6)
+            assert item.parts["fused"] == pytest.approx(item.views[view] ** contrast, abs=1e-6)
 
 
 def test_without_a_stage_nothing_of_it_is_left() -> None:

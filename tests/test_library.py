@@ -76,8 +76,11 @@ def test_every_piece_of_evidence_points_at_its_trace(
 def test_the_sums_reproduce_the_score(memory: ZeroMem, query: str, boundary: str) -> None:
     evidence = memory.search(query, boundary=boundary, top_k=3)
     primary, secondary = ("graph", "hierarchy") if evidence.route == RELATIONAL else ("hierarchy", "graph")
+    fusion = memory.config.fusion
+    contrast = {"graph": fusion.graph_contrast, "hierarchy": fusion.hierarchy_contrast}
     for item in evidence.closed:
-        fused = evidence.rho * item.views[primary] + (1 - evidence.rho) * item.views[secondary]
+        seen = {view: item.views[view] ** contrast[view] for view in contrast}
+        fused = evidence.rho * seen[primary] + (1 - evidence.rho) * seen[secondary]
         assert item.parts["fused"] == pytest.approx(fused, abs=1e-5)
         assert sum(item.parts.values()) == pytest.approx(item.score, abs=1e-6)
         assert set(item.parts) == {"fused", "neighbour", "graph support", "profile"}

@@ -19,7 +19,7 @@ from zeromem_torch.bank import MemoryBank
 from zeromem_torch.routing.perspective import asks_of_self, first_person, subject_of
 from zeromem_torch.routing.profile import QueryProfile, profile_query
 from zeromem_torch.substrate.dates import DateMention
-from zeromem_torch.substrate.encoder import Encoded, Encoder
+from zeromem_torch.substrate.encoder import Encoded, Encoder, encode_states
 from zeromem_torch.substrate.entities import entity_key, query_keys
 from zeromem_torch.substrate.lexicon import bigrams, learned_query, query_terms
 from zeromem_torch.substrate.memory import Memory
@@ -168,7 +168,7 @@ def compile_queries(
     readings = [_read(text, m, memories[m], reference, analyse, name) for text, m, reference in asking]
     layout = _Layout(memory, len(memories), bank)
 
-    encoded = encoder.encode([reading.spoken for reading in readings], states=True)
+    encoded = encode_states(encoder, [reading.spoken for reading in readings])
     turned = [i for i, text in enumerate(texts) if readings[i].spoken != text]  # the others are encoded as they are
     as_asked = encoder.encode([texts[i] for i in turned]).vectors
     vectors = encoded.vectors.index_copy(0, torch.tensor(turned, dtype=torch.long), as_asked)

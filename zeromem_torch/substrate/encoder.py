@@ -59,6 +59,21 @@ class Encoder(Protocol):
         ...
 
 
+def encode_states(encoder: Encoder, texts: Sequence[str]) -> Encoded:
+    """Vectors and states, checked where they come in: an encoder may be anybody's."""
+    encoded = encoder.encode(texts, states=True)
+    tokens = int(encoded.counts.sum())
+    shapes = {"counts": (len(texts),), "vectors": (len(texts), encoder.dim), "states": (tokens, encoder.dim)}
+    for name, shape in {**shapes, "spans": (tokens, 2)}.items():
+        if (got := tuple(getattr(encoded, name).shape)) != shape:
+            raise ZeroMemError.of(f"encoder, {name}", f"the shape {shape}", got, f"look into {encoder.fingerprint}")
+    for name in ("vectors", "states"):
+        if not getattr(encoded, name).isfinite().all():
+            advice = f"look into {encoder.fingerprint}, or use a wider dtype"
+            raise ZeroMemError.of(f"encoder, {name}", "finite numbers", "NaN or infinity", advice)
+    return encoded
+
+
 class TransformerEncoder:
     """An encoder-only transformer from a folder (or hub name): CLS or mean pooling, L2 norm.
 

@@ -14,7 +14,7 @@ from zeromem_torch.bank import Index
 from zeromem_torch.config import SubstrateConfig
 from zeromem_torch.sparse import offsets
 from zeromem_torch.substrate.dates import find_dates
-from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder, pool_spans
+from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder, encode_states, pool_spans
 from zeromem_torch.substrate.entities import EntityExtractor, Mention, entity_key
 from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words
 from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
@@ -78,7 +78,7 @@ def build_memory(
     units = len(texts)
 
     chunks, unit_tokens = _chunk(texts, prefixes, [turn_prefix(trace) for trace in turns.traces], encoder)
-    encoded = encoder.encode(chunks.text, states=True)
+    encoded = encode_states(encoder, chunks.text)
     chunk_unit = torch.tensor(chunks.unit, dtype=torch.long)
     unit_vectors = _mean_vectors(encoded.vectors, chunk_unit, units)
     member_window, member_unit, window_count = windows(turns.session, config.window)
