@@ -172,6 +172,7 @@ class Silent:
 
     def __init__(self, encoder: Encoder) -> None:
         self.fingerprint, self.dim, self.max_tokens = encoder.fingerprint, encoder.dim, encoder.max_tokens
+        self.late_chunking = encoder.late_chunking
         self.token_spans = encoder.token_spans
 
     def encode(self, texts: object, *, states: bool = False) -> Encoded:

@@ -10,6 +10,7 @@ from zeromem_torch.substrate.entities import (
     LONGEST,
     RuleExtractor,
     SpacyExtractor,
+    _pieces,
     entity_key,
     load_extractor,
     query_keys,
@@ -159,3 +160,14 @@ def test_without_spacy_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 def test_without_a_model_the_error_says_what_to_do() -> None:
     with pytest.raises(ZeroMemError, match="no spaCy model named no_such_model; run `python -m spacy download"):
         SpacyExtractor(model="no_such_model")
+
+
+def test_a_long_text_is_tagged_to_its_end() -> None:
+    text = "word " * 50_000 + "Yesterday Angela moved to Lisbon."
+    pieces = list(_pieces(text))
+    assert "".join(piece for _, piece in pieces) == text
+    assert all(text[start : start + len(piece)] == piece and len(piece) <= 100_000 for start, piece in pieces)
+    assert [len(piece) for _, piece in _pieces("x" * 250_000)] == [100_000, 100_000, 50_000], "no blank to cut at"
+    (mentions,) = SpacyExtractor().extract([text])
+    (place,) = [m for m in mentions if m.label == "GPE"]
+    assert text[place.start : place.end] == "Lisbon"

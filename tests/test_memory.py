@@ -181,3 +181,15 @@ def test_nothing_to_remember_is_an_empty_index() -> None:
     assert memory.index.chunk_vectors.shape == (0, HashEncoder().dim)
     assert memory.index.out_degree.numel() == 0
     assert memory.latest is None
+
+
+def test_sentences_of_an_encoder_whose_states_live_elsewhere_take_their_chunks_vector() -> None:
+    """BGE-M3's states are of its multi-vector head, its vectors of its first token: a mean of the one is no other."""
+    text = "Ann bought a boat. It is green. Bob laughed."
+    traces = [Trace(id="a/1", boundary="a", text=text, speaker="Ann")]
+    pooled = build_memory("a", traces, HashEncoder(), RuleExtractor(), RULES).index
+    apart = HashEncoder(late_chunking=False)
+    whole = build_memory("a", traces, apart, RuleExtractor(), RULES).index
+    assert len(whole.sentence_vectors) == len(pooled.sentence_vectors) == 3
+    assert torch.equal(whole.sentence_vectors, whole.chunk_vectors.expand(3, -1))
+    assert not torch.equal(pooled.sentence_vectors, whole.sentence_vectors)

@@ -39,6 +39,7 @@ class HashEncoder:
     """
 
     max_tokens: int = 48
+    late_chunking: bool = True
     fingerprint: str = "hash-1"
     dim: int = _DIM
     calls: list[list[str]] = field(default_factory=list)

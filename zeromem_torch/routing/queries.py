@@ -181,6 +181,8 @@ def compile_queries(
     ]
     unnamed = [_unnamed(reading, own) for reading, own in zip(readings, spans, strict=True)]
     rest = [normalize(own[kept].sum(0), dim=-1) for own, kept in zip(states, unnamed, strict=True)]
+    if not encoder.late_chunking:  # states of another space than the vectors: the whole query has to do
+        rest = list(vectors)
     if any(own.learned for own in memories):
         readings = _learned(readings, memories, encoded, unnamed)
 

@@ -51,6 +51,7 @@ class Encoder(Protocol):
     fingerprint: str
     dim: int
     max_tokens: int
+    late_chunking: bool  # whether a mean of token states lies in the space of the vectors, as with mean pooling
 
     def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded: ...
 
@@ -111,6 +112,7 @@ class TransformerEncoder:
         self.pooling = pooling or _declared_pooling(folder)
         limit = min(self.tokenizer.model_max_length, _positions(self.model.config))
         self.max_tokens = min(max_tokens or limit, limit)
+        self.late_chunking = self.pooling == "mean"
         self.batch_tokens = batch_tokens
         self.dim: int = self.model.config.hidden_size
         self.colbert = _head(folder, "colbert_linear.pt", self.dim, device, dtype)
@@ -193,6 +195,7 @@ class CachedEncoder:
     def __init__(self, encoder: Encoder, path: str | Path, *, progress: bool | None = None) -> None:
         self.encoder = encoder
         self.fingerprint, self.dim, self.max_tokens = encoder.fingerprint, encoder.dim, encoder.max_tokens
+        self.late_chunking = encoder.late_chunking
         self.progress = progress
         self.path = Path(path)
         self._lock = Lock()  # a tokenizer serves one caller at a time

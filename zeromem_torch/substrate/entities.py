@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -122,10 +122,14 @@ class SpacyExtractor:
     def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
         found = self._rules.extract(texts)
         quiet = True if len(texts) < 256 else None  # None: tqdm is quiet when stderr is no terminal
+        pieces = [(number, start, piece) for number, text in enumerate(texts) for start, piece in _pieces(text)]
         with self._nlp.memory_zone():
-            docs = self._nlp.pipe((text[: self._nlp.max_length] for text in texts), n_process=self.processes)
-            for mentions, doc in zip(tqdm(found, desc="entities", unit="text", disable=quiet), docs, strict=True):
-                mentions.extend(self._mentions(doc))
+            docs = self._nlp.pipe((piece for *_, piece in pieces), n_process=self.processes)
+            for (number, start, _), doc in zip(
+                tqdm(pieces, desc="entities", unit="text", disable=quiet), docs, strict=True
+            ):
+                for mention in self._mentions(doc):
+                    found[number].append(replace(mention, start=mention.start + start, end=mention.end + start))
         return found
 
     def _mentions(self, doc: Any) -> Iterator[Mention]:
@@ -140,6 +144,16 @@ class SpacyExtractor:
         for start, end, text in spans:
             if key := entity_key(text):
                 yield Mention(start, end, key, "NOUN")
+
+
+def _pieces(text: str, longest: int = 100_000) -> Iterator[tuple[int, str]]:
+    """A long text in stretches that a tagger takes, cut at a blank where there is one; and where each begins."""
+    start = 0
+    while len(text) - start > longest:
+        end = text.rfind(" ", start + longest // 2, start + longest) + 1 or start + longest
+        yield start, text[start:end]
+        start = end
+    yield start, text[start:]
 
 
 def load_extractor(name: str) -> EntityExtractor:

@@ -87,7 +87,7 @@ def build_memory(
 
     mentions = extractor.extract(texts)
     titles = Gazetteer(turns.traces)
-    named = _entities(turns.traces, mentions, titles, encoded, chunks)
+    named = _entities(turns.traces, mentions, titles, encoded, chunks, encoder.late_chunking)
     graph = entity_context_graph(
         torch.stack([named.mention_unit, named.mention_entity], dim=1),
         named.titles,
@@ -201,7 +201,12 @@ class _Named:
 
 
 def _entities(
-    traces: Sequence[Trace], mentions: Sequence[Sequence[Mention]], titles: Gazetteer, encoded: Encoded, chunks: _Chunks
+    traces: Sequence[Trace],
+    mentions: Sequence[Sequence[Mention]],
+    titles: Gazetteer,
+    encoded: Encoded,
+    chunks: _Chunks,
+    late_chunking: bool,
 ) -> _Named:
     """Join what the extractor found, the titles that a text names, and a document's own title (in sentence one)."""
     speakers = {entity_key(word) for trace in traces for word in (voice(trace), *voice(trace).split()[:1])}
@@ -239,10 +244,12 @@ def _entities(
     kept = {key for key, count in holders.items() if count > 1} | set(own_title) - {""}
     entities = {key: number for number, key in enumerate(dict.fromkeys(k for *_, k in found_at if k in kept))}
     found_at = [(place, unit, key) for place, unit, key in found_at if key in kept]
+    in_chunk = _long(sentence_chunk)
+    pooled = pool_spans(encoded, in_chunk, _pairs(sentence_span)) if late_chunking else encoded.vectors[in_chunk]
     return _Named(
         entities,
         _long(sentence_unit),
-        pool_spans(encoded, _long(sentence_chunk), _pairs(sentence_span)),
+        pooled,
         _long([place for place, _, _ in found_at]),
         _long([unit for _, unit, _ in found_at]),
         _long([entities[key] for *_, key in found_at]),
