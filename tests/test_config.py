@@ -188,3 +188,27 @@ def test_the_encoder_of_the_configuration_is_used(monkeypatch: pytest.MonkeyPatc
     ZeroMem(config, encoder="some/folder")
     ZeroMem(config, encoder=HashEncoder())
     assert loaded == [("bge-m3", "cpu"), ("some/folder", "cpu")]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("graph", "sharpness", "0.0"),
+        ("graph", "hops", "-1"),
+        ("graph", "named", "nan"),
+        ("graph", "affinity", "inf"),
+        ("graph", "damping", "1.5"),
+        ("routing", "rho", "1.5"),
+        ("signals", "candidates", "-5"),
+        ("signals", "date_reach", "0.0"),
+        ("hierarchy", "keep_episodes", "-1"),
+        ("fusion", "graph_contrast", "-1.0"),
+        ("substrate", "k1", "-1.0"),
+        ("substrate", "b", "5.0"),
+    ],
+)
+def test_a_value_out_of_range_names_its_place(tmp_path: Path, table: str, key: str, value: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(f"[{table}]\n{key} = {value}\n")
+    with pytest.raises(ValueError, match=rf"wrong\.toml.*\[{table}\].*{key} must"):
+        ZeroMemConfig.from_toml(file)

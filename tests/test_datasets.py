@@ -428,7 +428,7 @@ def test_jsonl(tmp_path: Path) -> None:
         ("7", "mine.jsonl line 3: expected a JSON object, got 7"),
         ('{"id": "b", "boundary": "x", "txt": "t"}', "mine.jsonl line 3: .*did you mean 'text'"),
         ('{"id": "b", "boundary": "x", "text": " "}', "mine.jsonl line 3: .*text: .*not blank"),
-        ('{"id": "b", "boundary": "x", "text": "t", "time": "soon"}', "mine.jsonl line 3: time: .*got 'soon'"),
+        ('{"id": "b", "boundary": "x", "text": "t", "time": "soon"}', "mine.jsonl line 3: .*time: .*got 'soon'"),
         ('{"id": "trace-1", "boundary": "x", "text": "t"}', "trace id: expected each one once, got 'trace-1'"),
         ('{"question": "Q?", "boundary": "x", "evidence": ["trace-2"]}', "line 3, evidence: .*did you mean 'trace-1'"),
         ('{"question": "Q?", "boundary": "y", "evidence": ["trace-1"]}', "ids of traces of boundary 'y'"),

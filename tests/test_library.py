@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+import torch
 from toys import RULES, HashEncoder, memory_of, talk
 
 from zeromem_torch.config import CalibrationConfig, RoutingConfig, SignalWeights
@@ -225,3 +226,47 @@ def test_the_memory_spends_no_token_of_a_language_model(memory: ZeroMem) -> None
     assert memory.boundaries == ("lake", "docs")
     assert repr(memory) == f"ZeroMem({len(LAKE) + len(FACTS)} traces in 2 boundaries, encoder hash-1)"
     assert {"build", "pack", "profile and encode", "search both views"} <= set(memory.timings)
+
+
+def test_a_neighbour_is_of_the_same_session() -> None:
+    """Two sessions meet in the order of units, which makes their turns no neighbours."""
+    traces = talk(
+        "x", ["We baked bread.", "Do you like rye?"], ["Yes, it is dark.", "Do you bake?", "Yes, it was rye."]
+    )
+    memory, session = memory_of(*traces), {trace.id: trace.session for trace in traces}
+    pairs = [
+        (item.trace_id, item.source)
+        for query in ("Who likes rye?", "What is dark?", "What did we bake?")
+        for top_k in (1, 2)
+        for item in memory.search(query, boundary="x", top_k=top_k).closed
+        if item.reason == "neighbour"
+    ]
+    assert pairs
+    assert all(source is not None and session[name] == session[source] for name, source in pairs)
+
+
+def test_weights_can_be_trained_after_a_search(memory: ZeroMem) -> None:
+    query, boundary = QUESTIONS[0]
+    memory.search(query, boundary=boundary)
+    (group,) = memory.batches([query], [boundary], [None])
+    weight = next(iter(memory.pipeline.graph.prior.weights.values()))
+    weight.requires_grad_()
+    try:
+        (gradient,) = torch.autograd.grad(memory.pipeline.views(group.batch, group.bank).graph.sum(), weight)
+    finally:
+        weight.requires_grad_(False)
+    assert gradient.isfinite()
+
+
+def test_a_small_workspace_of_late_interaction_changes_nothing(memory: ZeroMem) -> None:
+    queries = [query for query, boundary in QUESTIONS if boundary == "lake"] * 3
+    (group,) = memory.batches(queries, ["lake"] * len(queries), [None] * len(queries))
+    assert group.batch.slots > 1
+    whole = memory.pipeline.signals(group.batch, group.bank)
+    memory.pipeline.signals.maxsim.workspace = 1
+    try:
+        parts = memory.pipeline.signals(group.batch, group.bank)
+    finally:
+        memory.pipeline.signals.maxsim.workspace = 1 << 28
+    for name in ("maxsim_turn", "maxsim_window"):
+        assert parts[name].tolist() == [pytest.approx(row, abs=1e-6) for row in whole[name].tolist()]

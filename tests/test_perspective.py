@@ -66,3 +66,9 @@ def test_the_question_in_the_first_person(question: str, subject: str, addressee
 )
 def test_who_asks_of_themselves(question: str, own: bool) -> None:
     assert asks_of_self(question) is own
+
+
+def test_a_name_that_is_a_common_word_counts_as_written() -> None:
+    assert first_person("When will Will move to the new flat?", "Will Smith") == "When will I move to the new flat?"
+    assert first_person("Did May move in may?", "May") == "Did I move in may?"
+    assert subject_of("Will Ann visit Will Smith?", ("Will Smith", "Ann"))[0] == "Ann"

@@ -35,7 +35,7 @@ class Closure(nn.Module):
     of the graph (unit -> entity -> unit) lead there, and the sum is brought to [0, 1].
     """
 
-    def __init__(self, neighbour: float = 0.1, graph: float = 0.1) -> None:
+    def __init__(self, neighbour: float = 0.05, graph: float = 0.02) -> None:
         super().__init__()
         self.neighbour = neighbour
         self.graph = graph

@@ -1,4 +1,4 @@
-"""One frozen record per stage, the paper's values as defaults, and TOML files that hold only what differs.
+"""One frozen record per stage, and TOML files that hold only what differs from the defaults.
 
 What the paper fixes is marked so; every other field is a choice it leaves open, set by a run on the tuning data that
 `bench/results/EXPERIMENTS.md` records. Constructors of the stages take plain values, never the whole config.
@@ -6,6 +6,7 @@ What the paper fixes is marked so; every other field is a choice it leaves open,
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class SubstrateConfig:
         _one_of("entities", self.entities, ("auto", "rules", "spacy", "spacy-chunks"))
         _one_of("lexicon", self.lexicon, ("bm25", "learned"))
         _at_least(1, window=self.window, episode=self.episode)
+        _at_least(0, k1=self.k1, rarity=self.rarity, title_edge=self.title_edge, link=self.link)
+        _share(b=self.b, adjacency=self.adjacency)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,10 @@ class SignalsConfig:
     candidates: int = 256  # units it compares in a larger one
     date_reach: float = 15.0  # days at which a unit's nearness to a date asked about is 0
 
+    def __post_init__(self) -> None:
+        _at_least(1, candidates=self.candidates, date_reach=self.date_reach)
+        _at_least(0, exhaustive=self.exhaustive)
+
 
 @dataclass(frozen=True)
 class RoutingConfig:
@@ -107,6 +114,7 @@ class RoutingConfig:
 
     def __post_init__(self) -> None:
         _one_of("views", self.views, ("both", "graph", "hierarchy"))
+        _share(rho=self.rho)
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,11 @@ class GraphConfig:
     affinity: float = 2.0  # power with which a step prefers units that answer the question without its names
     named: float = 0.2  # mass that the question's own entities pass on
 
+    def __post_init__(self) -> None:
+        _share(damping=self.damping, decay=self.decay, named=self.named)
+        _at_least(0, hops=self.hops, name=self.name, affinity=self.affinity)
+        _at_least(0.1, sharpness=self.sharpness)
+
 
 @dataclass(frozen=True)
 class HierarchyConfig:
@@ -135,6 +148,9 @@ class HierarchyConfig:
     )
     keep_episodes: int = 0  # hard pruning to the best episodes; 0 keeps all
 
+    def __post_init__(self) -> None:
+        _at_least(0, keep_episodes=self.keep_episodes)
+
 
 @dataclass(frozen=True)
 class FusionConfig:
@@ -142,6 +158,9 @@ class FusionConfig:
 
     graph_contrast: float = 4.0  # power of the view's score before mixing; the paper's fusion is 1
     hierarchy_contrast: float = 10.0  # higher, for its scores are flatter
+
+    def __post_init__(self) -> None:
+        _at_least(0.1, graph_contrast=self.graph_contrast, hierarchy_contrast=self.hierarchy_contrast)
 
 
 @dataclass(frozen=True)
@@ -153,7 +172,7 @@ class ClosureConfig:
     most: int = 5  # units that closure may add to the main evidence
 
     def __post_init__(self) -> None:
-        _at_least(0, most=self.most)
+        _at_least(0, most=self.most, neighbour=self.neighbour, graph=self.graph)
 
 
 @dataclass(frozen=True)
@@ -227,7 +246,13 @@ def _one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
-def _at_least(least: int, **values: int) -> None:
+def _at_least(least: float, **values: float) -> None:
     for name, value in values.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not least <= value < math.inf:  # nan is neither
+            raise ValueError(f"{name} must be at least {least}, and finite, got {value}")
+
+
+def _share(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {value}")

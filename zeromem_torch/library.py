@@ -142,7 +142,7 @@ class ZeroMem:
         top_k = self.config.calibration.top_k if top_k is None else top_k
         queries, boundaries = _listed("queries", queries), _listed("boundaries", boundaries)
         self._check(queries, boundaries, top_k, token_budget)
-        times = list(reference_times) if reference_times is not None else [None] * len(queries)
+        times = [None] * len(queries) if reference_times is None else list(_listed("reference_times", reference_times))
         if len(times) != len(queries):
             raise ZeroMemError.of("reference_times", f"{len(queries)} times or None", len(times), "give one per query")
         for reference in times:
@@ -158,8 +158,8 @@ class ZeroMem:
         for name, value in (("top_k", top_k), ("token_budget", token_budget)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")
-        for query in queries:
-            check_text("query", "text", query)
+        for number, query in enumerate(queries):
+            check_text("query" if len(queries) == 1 else f"query {number}", "text", query)
         for boundary in boundaries:
             if not isinstance(boundary, str) or boundary not in self._traces:
                 hint = nearest(str(boundary), self._traces) or ("" if self._traces else "the memory is empty; ")
@@ -242,7 +242,7 @@ class ZeroMem:
                 )
             yield Batch(numbers, memories, bank, batch, profiles)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: the bank keeps tensors made here, and training may use them
     def _search(self, group: "Batch", top_k: int, token_budget: int | None) -> Iterator[tuple[int, Evidence]]:
         with self._timed("search both views"):
             views = self.pipeline.views(group.batch, group.bank)
@@ -268,7 +268,7 @@ class ZeroMem:
 
 def _listed(name: str, values: Iterable[T]) -> Sequence[T]:
     given: object = values
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ZeroMemError.of(name, "a list", given, "pass a list, even of one")
     return values if isinstance(values, Sequence) else list(values)
 
@@ -363,12 +363,18 @@ class _Writer:
         if row in main:
             return "main", None
         near, far = float(self.chosen.support.neighbour[slot, row]), float(self.chosen.support.graph[slot, row])
-        beside = [unit for unit in (row - 1, row + 1) if unit in main]
+        beside = [unit for unit in (row - 1, row + 1) if unit in main and self._leaning(min(row, unit))]
         if near > 0 and beside and near >= far:
             return "neighbour", max(beside, key=lambda unit: float(self.chosen.fused[slot, unit]))
         if far > 0:
             return "graph support", self._graph_source(slot, row, main)
         return "ranked", None
+
+    def _leaning(self, row: int) -> bool:
+        """Whether a unit and the next one belong together, as closure sees it."""
+        bank = self.bank
+        same = bool(bank.unit_session[row] == bank.unit_session[row + 1]) and int(bank.unit_position[row + 1]) >= 0
+        return same and bool(bank.unit_asks[row] | bank.unit_leans[row + 1])
 
     def _graph_source(self, slot: int, row: int, main: Sequence[int]) -> int | None:
         """The main unit that shares most with this one in the graph."""

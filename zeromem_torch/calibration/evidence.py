@@ -1,4 +1,4 @@
-"""Evidence calibration (paper Eq. 15): filter the closed set, rank it by the profile, cut it to what is handed over."""
+"""Evidence calibration (paper Eq. 15): rank the closed set once more, and cut it to what is handed over."""
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +12,9 @@ class EvidenceCalibration(nn.Module):
 
         score(u) + sum_k w_k signal_k(u)
 
-    with the profile's signals: subject, time, answer type. The views know them too; here they weigh once more, against
-    what closure brought in. The filter by provenance and boundary is structural: a unit is one trace, and one of
-    another boundary has no row in the query's segment.
+    over signals of the profile and of context. The views know them too; here they weigh once more, against what closure
+    brought in and in the long tail that a token budget reaches. The filter by provenance and boundary is structural: a
+    unit is one trace, and one of another boundary has no row in the query's segment.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:

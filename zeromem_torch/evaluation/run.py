@@ -116,7 +116,7 @@ def _run_variants(
 ) -> dict[str, dict[str, Found]]:
     found: dict[str, dict[str, Found]] = {name: {} for name in variants}
     batches = memory.batches([q.text for q in questions], [q.boundary for q in questions], [q.time for q in questions])
-    with tqdm(total=len(questions), desc="retrieval", unit="question", disable=None) as bar, torch.inference_mode():
+    with tqdm(total=len(questions), desc="retrieval", unit="question", disable=None) as bar, torch.no_grad():
         for group in batches:
             with _timed(memory.timings, "search both views"):
                 views = memory.pipeline.views(group.batch, group.bank)

@@ -49,11 +49,11 @@ class GraphView(nn.Module):
         exact: Mapping[str, float],
         *,
         damping: float = 0.6,
-        sharpness: float = 8.0,
+        sharpness: float = 12.0,
         affinity: float = 2.0,
         named: float = 0.2,
         hops: int = 2,
-        decay: float = 0.5,
+        decay: float = 0.2,
     ) -> None:
         super().__init__()
         self.prior = SignalMix(prior)

@@ -77,15 +77,25 @@ class UnitSignals(nn.Module):
         return 0.5 * segment_minmax(dense, units) + 0.5 * segment_minmax(lexical, units)
 
     def _late_interaction(self, batch: QueryBatch, bank: MemoryBank, first: Signals) -> Signals:
-        units, windows = bank.axes["units"], bank.axes["windows"]
+        """As many slots at once as the workspace holds: a match per unit, slot and query token is most of it."""
+        units, tokens = bank.axes["units"], batch.states.shape[2]
         quick = first["dense_turn"] + first["lexical_turn"] + first["dense_window"] + first["lexical_window"]
         candidates = segment_topk(quick, units, self.candidates)
-        best = self.maxsim(batch.states, bank.token_states, bank.state_ptr, units, candidates)
-        held = _group_max(best[bank.member_unit], bank.member_window, windows.size, empty=0.0)
-        in_window = self._best_window(self.maxsim.combine(held, batch.state_weights, windows), bank)
-        # A token that matches well everywhere says little: bring each token's matches to [0, 1] before they are summed.
-        in_turn = self.maxsim.combine(token_minmax(best, units), batch.state_weights, units)
+        members = bank.axes["members"].size
+        step = max(1, self.maxsim.workspace // max(1, 4 * tokens * (3 * units.size + 2 * members)))
+        states, weights, few = (torch.split(rows, step) for rows in (batch.states, batch.state_weights, candidates))
+        parts = [self._matches(s, w, k, bank) for s, w, k in zip(states, weights, few, strict=True)]
+        in_turn, in_window = (torch.cat(scores) for scores in zip(*parts, strict=True))
         return {"maxsim_turn": segment_minmax(in_turn, units), "maxsim_window": segment_minmax(in_window, units)}
+
+    def _matches(self, states: Tensor, weights: Tensor, candidates: Tensor, bank: MemoryBank) -> tuple[Tensor, Tensor]:
+        """MaxSim of turns and of each turn's best window, ``[slots, units]``."""
+        units, windows = bank.axes["units"], bank.axes["windows"]
+        best = self.maxsim(states, bank.token_states, bank.state_ptr, units, candidates)
+        held = _group_max(best[bank.member_unit], bank.member_window, windows.size, empty=0.0)
+        in_window = self._best_window(self.maxsim.combine(held, weights, windows), bank)
+        # A token that matches well everywhere says little: bring each token's matches to [0, 1] before they are summed.
+        return self.maxsim.combine(token_minmax(best, units), weights, units), in_window
 
     def _lexical(self, batch: QueryBatch, postings: Postings, axis: str, bank: MemoryBank) -> Tensor:
         terms = batch.terms

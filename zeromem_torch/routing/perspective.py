@@ -8,6 +8,8 @@ voice. A rule on pronouns; nothing is generated.
 import re
 from collections.abc import Sequence
 
+from zeromem_torch.routing.profile import name_pattern
+
 _THIRD_PERSON = (
     (re.compile(r"\b(?:his|her|hers)\b", re.IGNORECASE), "my"),
     (re.compile(r"\b(?:he|she)\b", re.IGNORECASE), "I"),
@@ -26,7 +28,7 @@ def subject_of(question: str, named: Sequence[str]) -> tuple[str, ...]:
     """
     if len(named) < 2:
         return tuple(named)
-    found = [(match.start(), match.end(), name) for name in named if (match := _form(name).search(question))]
+    found = [(match.start(), match.end(), name) for name in named if (match := name_pattern(name).search(question))]
     places = sorted(found, key=lambda place: (place[0], -place[1]))  # of "Ann" and "Ann Lee" the longer one
     (_, end, first), (start, _, _) = places[0], places[1]
     joined = re.fullmatch(r"(?:['\u2019]s)?\s*(?:,|&|\band\b|\bor\b|,\s*and\b)\s*", question[end:start], re.IGNORECASE)
@@ -48,13 +50,8 @@ def first_person(question: str, subject: str, addressee: str | None = None) -> s
     return spoken
 
 
-def _form(name: str) -> re.Pattern[str]:
-    """A whole name or its first word."""
-    forms = sorted({name, name.split()[0]}, key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(form) for form in forms)})(?!\w)", re.IGNORECASE)
-
-
 def _replaced(text: str, name: str, word: str, possessive: str) -> str:
-    pattern = _form(name).pattern
-    text = re.sub(rf"{pattern}['\u2019]s?(?!\w)", possessive, text, flags=re.IGNORECASE)
-    return re.sub(pattern, word, text, flags=re.IGNORECASE)
+    """Each mention of a name as a pronoun, with a possessive ending or without."""
+    pattern = name_pattern(name)
+    owned = re.compile(rf"{pattern.pattern}['\u2019]s?(?!\w)", pattern.flags)
+    return pattern.sub(word, owned.sub(possessive, text))

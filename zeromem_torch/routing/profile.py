@@ -17,7 +17,7 @@ from zeromem_torch.substrate.kinds import NOUN_KINDS, AnswerType
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, Analyzer
 from zeromem_torch.substrate.traces import check_text
 
-__all__ = ["QueryProfile", "profile_query"]
+__all__ = ["QueryProfile", "name_pattern", "profile_query"]
 
 _ANALYZER = Analyzer(stop_words=True, stemmer="english")
 
@@ -110,23 +110,18 @@ _NAME_WORDS = re.compile(
 
 
 def _subjects(text: str, speakers: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name, pattern in _speaker_patterns(speakers) if pattern.search(text))
+    return tuple(name for name in dict.fromkeys(speakers) if name.split() and name_pattern(name).search(text))
 
 
-@lru_cache(maxsize=1024)
-def _speaker_patterns(speakers: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Whole and first names, in any case; one that is also a common word or a month ("Will", "May") as written."""
-    patterns = []
-    for name in dict.fromkeys(speakers):
-        words = name.split()
-        if not words:
-            continue
-        forms = {" ".join(words), words[0]} if len(words[0]) > 1 else {" ".join(words)}
-        common = words[0].casefold() in STOP_WORDS | _OPENERS | GRAMMAR["calendar"]
-        body = "|".join(sorted((re.escape(form).replace(r"\ ", r"\s+") for form in forms), key=len, reverse=True))
-        start = r"(?<!^)" if common else ""
-        patterns.append((name, re.compile(rf"{start}(?<!\w)(?:{body})(?!\w)", 0 if common else re.IGNORECASE)))
-    return tuple(patterns)
+@lru_cache(maxsize=4096)
+def name_pattern(name: str) -> re.Pattern[str]:
+    """A whole name or its first word, in any case; if that is a common word or a month ("Will", "May"), as written."""
+    words = name.split()
+    forms = {" ".join(words), words[0]} if len(words[0]) > 1 else {" ".join(words)}
+    common = words[0].casefold() in STOP_WORDS | _OPENERS | GRAMMAR["calendar"]
+    body = "|".join(sorted((re.escape(form).replace(r"\ ", r"\s+") for form in forms), key=len, reverse=True))
+    start = r"(?<!^)" if common else ""
+    return re.compile(rf"{start}(?<!\w)(?:{body})(?!\w)", 0 if common else re.IGNORECASE)
 
 
 def _dates(text: str, reference: datetime | None) -> tuple[DateMention, ...]:

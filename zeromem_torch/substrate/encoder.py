@@ -139,7 +139,7 @@ class TransformerEncoder:
         )
         return [list(spans) for spans in found["offset_mapping"]]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
         device, dtype = self.model.device, self.model.dtype
         vectors = torch.empty(len(texts), self.dim)

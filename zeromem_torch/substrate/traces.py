@@ -111,7 +111,10 @@ class Trace:
                 raise ZeroMemError.of(f"{where}, {name}", "a value", None, advice)
         values["text"] = _joined_parts(where, values["text"])
         if "time" in values:
-            values["time"] = parse_time(values["time"])
+            try:
+                values["time"] = parse_time(values["time"])
+            except ZeroMemError as error:
+                raise ZeroMemError(f"{where}, {error}") from None
         return cls(**values)
 
 
