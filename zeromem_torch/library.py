@@ -35,11 +35,10 @@ LONGEST = 256
 
 @dataclass
 class Ledger:
-    """Who spent tokens. The memory has no language model to call, so its line stays 0; encoders are counted apart."""
+    """LLM calls and tokens of memory operations. Nothing here can call a language model, so nothing adds to it."""
 
     memory_llm_calls: int = 0
     memory_llm_tokens: int = 0
-    encoder_tokens: int = 0
 
 
 class ZeroMem:
