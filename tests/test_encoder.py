@@ -28,7 +28,7 @@ from zeromem_torch.substrate.encoder import (
     load_encoder,
     pool_spans,
 )
-from zeromem_torch.substrate.lexicon import LearnedTerms
+from zeromem_torch.substrate.lexicon import LearnedTerms, word_key
 from zeromem_torch.substrate.traces import ZeroMemError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -494,13 +494,15 @@ def lexical(encoder: TransformerEncoder, text: str) -> dict[str, float]:
 def test_a_group_weighs_as_its_heaviest_turn(bge: TransformerEncoder) -> None:
     encoded = bge.encode(LONG, states=True)
     row = torch.tensor([0, 0, 1, 2, 2, 2, 3])  # the turn each chunk is of
-    learned, vocabulary = LearnedTerms.of_tokens(encoded, row, 4)
+    of_token, heavy = torch.repeat_interleave(row, encoded.counts), encoded.weights > 0
+    keys = torch.tensor([word_key(str(term)) for term in encoded.terms.tolist()])
+    learned, vocabulary = LearnedTerms.weighed(of_token[heavy], keys[heavy], encoded.weights[heavy], 4)
+    names = {vocabulary[str(term)]: str(term) for term in encoded.terms[heavy].tolist()}
     weights: dict[tuple[str, int], float] = {}
-    of_token = torch.repeat_interleave(row, encoded.counts)
     for term, turn, weight in zip(encoded.terms.tolist(), of_token.tolist(), encoded.weights.tolist(), strict=True):
         weights[str(term), turn] = max(weight, weights.get((str(term), turn), 0.0))
     expected = {key: weight for key, weight in weights.items() if weight > 0}
-    assert as_pairs(learned, vocabulary) == pytest.approx(expected)
+    assert as_pairs(learned, names) == pytest.approx(expected)
     member, window = torch.tensor([0, 1, 2, 1, 2, 3]), torch.tensor([0, 0, 0, 1, 1, 1])
     grouped: dict[tuple[str, int], float] = {}
     for (term, turn), weight in expected.items():
@@ -509,12 +511,11 @@ def test_a_group_weighs_as_its_heaviest_turn(bge: TransformerEncoder) -> None:
                 grouped[term, group] = max(weight, grouped.get((term, group), 0.0))
     merged = learned.merged(member, window, 2)
     assert isinstance(merged, LearnedTerms)
-    assert as_pairs(merged, vocabulary) == pytest.approx(grouped)
+    assert as_pairs(merged, names) == pytest.approx(grouped)
 
 
-def as_pairs(learned: LearnedTerms, vocabulary: dict[str, int]) -> dict[tuple[str, int], float]:
+def as_pairs(learned: LearnedTerms, names: dict[int, str]) -> dict[tuple[str, int], float]:
     postings = learned.postings()
-    names = {number: term for term, number in vocabulary.items()}
     terms = torch.repeat_interleave(torch.arange(len(postings.counts)), postings.counts).tolist()
     rows = zip(terms, postings.row.tolist(), postings.impact.tolist(), strict=True)
     return {(names[term], row): impact for term, row, impact in rows}

@@ -16,11 +16,14 @@ PACKAGE = ROOT / "zeromem_torch"
 LAYERS = (
     {"config", "evidence", "sparse", "bank"},
     {"substrate"},
+    {"index", "scope", "messages", "imports"},
     {"routing"},
     {"retrieval"},
     {"closure"},
     {"calibration"},
     {"pipeline"},
+    {"memories", "collect"},
+    {"searcher", "keeper"},
     {"library"},
     {"evaluation", "training", "handles", "serving"},
     {"demo"},
@@ -30,7 +33,7 @@ LAYERS = (
 ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "substrate"}}
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
-    "store": {"library", "cli"},
+    "store": {"keeper", "library", "cli"},
     "reader": {"library", "evaluation", "serving"},
 }
 # Peers of one layer stay apart, apart from these.

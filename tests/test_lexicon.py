@@ -1,15 +1,26 @@
 """BM25 impacts and the scores made of them, against the formula spelled out."""
 
+from collections.abc import Sequence
+
 import equations
 import pytest
 import torch
 from builders import SIZES, TERMS, Dice, Sample, bank_of, lay_out, query, rows_of, sample
+from torch import Tensor
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from zeromem_torch.bank import Postings
 from zeromem_torch.retrieval.lexical import LexicalScores
-from zeromem_torch.substrate.lexicon import TermCounts, bigrams, inverse_frequency, query_terms
+from zeromem_torch.substrate.lexicon import (
+    TermCounts,
+    Vocabulary,
+    inverse_frequency,
+    pair_keys,
+    query_phrases,
+    query_terms,
+    word_key,
+)
 
 CONSTANTS = [(0.9, 0.4), (1.2, 0.75), (0.0, 0.5), (1.5, 0.0), (1.5, 1.0)]
 
@@ -91,8 +102,35 @@ def test_rarer_terms_weigh_more_and_all_weigh_something() -> None:
 
 def test_words_of_a_query() -> None:
     assert query_terms(["a", "b", "a", "unseen"], {"a": 3, "b": 1}) == {3: 2.0, 1: 1.0}
-    assert bigrams(["a", "b", "c"]) == ["a b", "b c"]
-    assert bigrams(["a"]) == bigrams([]) == []
+
+
+def keys_of(words: Sequence[str]) -> Tensor:
+    return torch.tensor([word_key(word) for word in words], dtype=torch.long)
+
+
+def test_pairs_of_a_query() -> None:
+    pairs = pair_keys(keys_of(["a", "b", "c", "a"]))
+    phrases = Vocabulary(pairs.sort().values)
+    numbers = [phrases.number(pair) for pair in pairs.tolist()]
+    assert query_phrases(["b", "c", "a", "b", "c"], phrases) == {numbers[1]: 2.0, numbers[2]: 1.0, numbers[0]: 1.0}
+    assert query_phrases(["c", "b"], phrases) == {}  # order matters
+    assert query_phrases(["a"], phrases) == query_phrases([], phrases) == {}
+    assert pair_keys(keys_of([])).numel() == pair_keys(keys_of(["a"])).numel() == 0
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_counts_by_key_are_counts_by_word(rows: int) -> None:
+    texts, numbers = texts_of(rows), dict[str, int]()
+    row = torch.tensor([row for row, words in enumerate(texts) for _ in words], dtype=torch.long)
+    counts, vocabulary = TermCounts.of_keys(row, keys_of([word for words in texts for word in words]), rows)
+    plain = TermCounts.of(texts, numbers)
+    assert len(vocabulary) == len(numbers) == counts.terms
+    assert all(word in vocabulary for word in numbers)
+    assert "unseen" not in vocabulary
+    again = {vocabulary[word]: number for word, number in numbers.items()}
+    found = zip([again[t] for t in counts.term.tolist()], counts.row.tolist(), counts.count.tolist(), strict=True)
+    assert sorted(found) == sorted(zip(plain.term.tolist(), plain.row.tolist(), plain.count.tolist(), strict=True))
+    assert counts.term.tolist() == sorted(counts.term.tolist())
 
 
 # Many memories at once

@@ -84,7 +84,7 @@ def test_the_sums_reproduce_the_score(memory: ZeroMem, query: str, boundary: str
         fused = evidence.rho * seen[primary] + (1 - evidence.rho) * seen[secondary]
         assert item.parts["fused"] == pytest.approx(fused, abs=1e-5)
         assert sum(item.parts.values()) == pytest.approx(item.score, abs=1e-6)
-        assert set(item.parts) == {"fused", "neighbour", "graph support", "profile"}
+        assert set(item.parts) == {"fused", "neighbour", "graph support", "calibration"}
 
 
 @pytest.mark.parametrize("subject", [0.0, 0.5])
@@ -92,7 +92,7 @@ def test_the_profile_part_is_what_calibration_weighs(subject: float) -> None:
     calibration = CalibrationConfig(weights=SignalWeights(subject=subject))
     memory = memory_of(*LAKE, config=dataclasses.replace(RULES, calibration=calibration))
     for item in memory.search("What did Ann buy?", boundary="lake").closed:
-        assert item.parts["profile"] == pytest.approx(subject * (item.speaker == "Ann"), abs=1e-6)
+        assert item.parts["calibration"] == pytest.approx(subject * (item.speaker == "Ann"), abs=1e-6)
 
 
 @pytest.mark.parametrize(("query", "boundary"), QUESTIONS)

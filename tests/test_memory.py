@@ -12,8 +12,9 @@ from toys import HashEncoder, talk
 from zeromem_torch.bank import pack
 from zeromem_torch.config import SubstrateConfig
 from zeromem_torch.substrate.entities import RuleExtractor, entity_key
+from zeromem_torch.substrate.forward import SPECIAL_TOKENS
 from zeromem_torch.substrate.kinds import AnswerType
-from zeromem_torch.substrate.memory import SPECIAL_TOKENS, Memory, build_memory
+from zeromem_torch.substrate.memory import Memory, build_memory
 from zeromem_torch.substrate.tokenizer import Analyzer
 from zeromem_torch.substrate.traces import Trace
 
@@ -124,12 +125,12 @@ def test_kinds_and_dates_that_a_turn_holds() -> None:
 def test_entities_are_those_that_lead_somewhere() -> None:
     memory = built([*SAID, *FACTS])
     named = [entity_key(name) for name in ("Oslo", "Mjosa", "Lom", "Waste Land")]
-    assert set(named) <= set(memory.entities)
+    assert all(name in memory.entities for name in named)
     assert entity_key("Bergen") not in memory.entities  # one unit only
     assert entity_key("Ann") not in memory.entities  # somebody who speaks is a subject
     mentions = zip(memory.index.mention_sentence.tolist(), memory.index.mention_entity.tolist(), strict=True)
-    names = {number: key for key, number in memory.entities.items()}
-    found = {(memory.turns.traces[memory.index.sentence_unit[s]].id, names[e]) for s, e in mentions}
+    names = {memory.entities[key]: key for key in named}
+    found = {(memory.turns.traces[memory.index.sentence_unit[s]].id, names.get(e)) for s, e in mentions}
     assert {("b/1:1", "oslo"), ("b/2:1", "oslo"), ("d/1", "mjosa"), ("d/2", "mjosa"), ("d/1", "lom")} <= found
 
 
@@ -166,14 +167,16 @@ def test_postings_count_the_terms_of_titles_and_texts() -> None:
     memory = built(FACTS)
     analyse = Analyzer(stop_words=True, stemmer="english")
     words = {word for trace in FACTS for word in analyse(f"{trace.title} {trace.text}")}
-    assert set(memory.vocabulary) == set(memory.rarity) == words
+    assert all(word in memory.vocabulary for word in words)
+    assert len(memory.vocabulary) == len(memory.rarity) == len(words)
     assert not memory.learned
     counts = memory.index.unit_postings.counts
     assert int(counts[memory.vocabulary[analyse("Mjosa")[0]]]) == 2
     assert int(counts[memory.vocabulary[analyse("grows")[0]]]) == 1
-    assert memory.rarity[analyse("Mjosa")[0]] < memory.rarity[analyse("grows")[0]]
+    assert memory.rarity_of(analyse("Mjosa")[0], 0.0) < memory.rarity_of(analyse("grows")[0], 0.0)
+    assert memory.rarity_of("unseen", 2.5) == 2.5
     plain = built(FACTS, SubstrateConfig(entities="rules", stemmer="", stop_words=False))
-    assert {"grows", "the", "is"} <= set(plain.vocabulary)
+    assert all(word in plain.vocabulary for word in ("grows", "the", "is"))
 
 
 def test_nothing_to_remember_is_an_empty_index() -> None:

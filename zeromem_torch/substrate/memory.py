@@ -1,7 +1,10 @@
-"""Build a memory: traces of one boundary in, the tensors of both views out. No generation, no network."""
+"""Assemble a memory: forward rows of one scope's traces in, the tensors of both views out. No text is analysed here.
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+Everything that depends on more than one trace is derived anew from the rows, by sorting and counting whole tensors: a
+memory that grew trace by trace is the same as one built at once, because both are this function of the same rows.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,44 +16,59 @@ from torch.nn.functional import normalize
 from zeromem_torch.bank import Index
 from zeromem_torch.config import SubstrateConfig
 from zeromem_torch.sparse import offsets
-from zeromem_torch.substrate.dates import find_dates
-from zeromem_torch.substrate.encoder import STATE_DTYPE, Encoded, Encoder, encode_states, pool_spans
-from zeromem_torch.substrate.entities import EntityExtractor, Mention, entity_key
-from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words
-from zeromem_torch.substrate.kinds import LABEL_KINDS, needs_context, text_kinds
-from zeromem_torch.substrate.lexicon import LearnedTerms, TermCounts, bigrams, inverse_frequency
-from zeromem_torch.substrate.tokenizer import Analyzer, sentence_spans
+from zeromem_torch.substrate.encoder import Encoder
+from zeromem_torch.substrate.entities import EntityExtractor, entity_key
+from zeromem_torch.substrate.forward import Forward, read_traces
+from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, TitlesFound, entity_context_graph, title_words
+from zeromem_torch.substrate.lexicon import (
+    LearnedTerms,
+    TermCounts,
+    Vocabulary,
+    inverse_frequency,
+    pair_keys,
+    word_key,
+)
 from zeromem_torch.substrate.traces import Trace
-from zeromem_torch.substrate.units import Turns, chunk_spans, day_of, episodes, order_turns, turn_prefix, voice, windows
-
-SPECIAL_TOKENS = 4  # room an encoder needs beside a chunk's own tokens
+from zeromem_torch.substrate.units import Turns, day_of, episodes, order_turns, voice, windows
 
 
 @dataclass(frozen=True)
 class Memory:
-    """One boundary: its traces in order, its tensors, and the tables that turn words of a query into row numbers."""
+    """One scope: its traces in order, its tensors, and the tables that turn words of a query into row numbers."""
 
     boundary: str
     turns: Turns
     index: Index
     sizes: Mapping[str, int]  # axes that no tensor spans
-    vocabulary: Mapping[str, int]
-    learned: bool  # the vocabulary is of the encoder's tokens
-    phrases: Mapping[str, int]  # pairs of neighbouring terms
-    rarity: Mapping[str, float]  # idf of a term over the turns
-    entities: Mapping[str, int]
+    words: Vocabulary
+    rarity: Sequence[float]  # idf of a word over the turns
+    vocabulary: Vocabulary  # of the postings: the words or, if learned, the encoder's tokens
+    learned: bool
+    phrases: Vocabulary  # pairs of neighbouring terms
+    entities: Vocabulary
     speakers: Mapping[str, int]
     titles: Gazetteer
-    chunk_spans: Sequence[tuple[int, int]]  # in the trace's text
+    chunk_spans: Int[Tensor, "chunks 2"]  # in the trace's text
 
     def best_span(self, unit: int, query: Float[Tensor, " dim"]) -> tuple[int, int]:
         """The stretch of a trace to hand over: all of it or, of a long one, the chunk nearest to the query."""
         bounds: list[int] = torch.searchsorted(self.index.chunk_unit, torch.tensor([unit, unit + 1])).tolist()
         first, last = bounds
-        if last - first == 1:
-            return self.chunk_spans[first]
-        nearness = self.index.chunk_vectors[first:last] @ query.to(self.index.chunk_vectors)
-        return self.chunk_spans[first + int(nearness.argmax())]
+        best = first
+        if last - first > 1:
+            nearness = self.index.chunk_vectors[first:last] @ query.to(self.index.chunk_vectors)
+            best += int(nearness.argmax())
+        start, end = self.chunk_spans[best].tolist()
+        return start, end
+
+    def rarity_of(self, term: str, unseen: float) -> float:
+        number = self.words.get(term)
+        return unseen if number is None else self.rarity[number]
+
+    def same_as(self, other: "Memory") -> bool:
+        """Whether the traces, their order and every tensor are equal."""
+        mine, theirs = (dict(memory.index.tensors()) for memory in (self, other))
+        return self.turns.traces == other.turns.traces and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
     @property
     def latest(self) -> datetime | None:
@@ -58,36 +76,29 @@ class Memory:
         return max((trace.time for trace in self.turns.traces if trace.time), default=None)
 
 
-@dataclass(frozen=True)
-class _Chunks:
-    """Stretches of a trace's text that fit the encoder, and the text each is encoded as (with the turn's prefix)."""
-
-    unit: list[int]
-    span: list[tuple[int, int]]  # in the trace's text
-    text: list[str]
-    shift: list[int]  # character in the trace's text + shift = character in the encoded text
-
-
 def build_memory(
     boundary: str, traces: Sequence[Trace], encoder: Encoder, extractor: EntityExtractor, config: SubstrateConfig
 ) -> Memory:
-    """Build the index of one boundary from all of its traces."""
+    """Read and assemble the traces of one boundary, all at once."""
     turns = order_turns(traces)
-    prefixes = [turn_prefix(trace, dated=False) for trace in turns.traces]
-    texts = [trace.text for trace in turns.traces]
-    units = len(texts)
+    rows = read_traces(turns.traces, encoder, lambda _: extractor, config)
+    return assemble(boundary, turns, rows, config)
 
-    chunks, unit_tokens = _chunk(texts, prefixes, [turn_prefix(trace) for trace in turns.traces], encoder)
-    encoded = encode_states(encoder, chunks.text)
-    chunk_unit = torch.tensor(chunks.unit, dtype=torch.long)
-    unit_vectors = _mean_vectors(encoded.vectors, chunk_unit, units)
+
+def assemble(
+    boundary: str, turns: Turns, rows: Forward, config: SubstrateConfig, titles_found: TitlesFound | None = None
+) -> Memory:
+    """The memory of some traces, whose forward rows are in the order of ``turns``."""
+    traces, units = turns.traces, rows.rows
+    chunk_unit = rows.row_of("chunks")
+    unit_vectors = _mean_vectors(rows.chunk_vector, chunk_unit, units)
     member_window, member_unit, window_count = windows(turns.session, config.window)
     unit_episode = episodes(turns.session, config.episode)
     episode_count = int(unit_episode.max()) + 1 if units else 0
 
-    mentions = extractor.extract(texts)
-    titles = Gazetteer(turns.traces)
-    named = _entities(turns.traces, mentions, titles, encoded, chunks, encoder.late_chunking)
+    words = _Words(rows)
+    titles = Gazetteer(traces, words.cases)
+    named = _entities(turns, rows, titles, words, titles_found or TitlesFound())
     graph = entity_context_graph(
         torch.stack([named.mention_unit, named.mention_entity], dim=1),
         named.titles,
@@ -97,46 +108,42 @@ def build_memory(
         len(named.entities),
         GraphWeights(config.rarity, config.title_edge, config.link, config.adjacency),
     )
-    dates = [(u, d) for u, trace in enumerate(turns.traces) for d in find_dates(trace.text, trace.time)]
     speakers: dict[str, int] = {}
-    unit_speaker = [speakers.setdefault(voice(t), len(speakers)) if voice(t) else -1 for t in turns.traces]
+    unit_speaker = [speakers.setdefault(said, len(speakers)) if (said := voice(t)) else -1 for t in traces]
 
-    analyse = Analyzer(stop_words=config.stop_words, stemmer=config.stemmer or None)
-    words: dict[str, int] = {}
-    terms = [analyse(f"{trace.title} {trace.text}") for trace in turns.traces]
-    counts = TermCounts.of(terms, words)
-    lexical, vocabulary = counts, words
-    if config.lexicon == "learned":
-        lexical, vocabulary = LearnedTerms.of_tokens(encoded, chunk_unit, units)
-    phrases: dict[str, int] = {}
-    pairs = TermCounts.of([bigrams(own) for own in terms], phrases)
+    term_row = rows.row_of("terms")
+    counts, vocabulary = TermCounts.of_keys(term_row, rows.term_key, units)
     rarity = inverse_frequency(torch.bincount(counts.term, minlength=counts.terms), units).tolist()
+    lexical, lexicon = counts, vocabulary
+    if config.lexicon == "learned":
+        lexical, lexicon = LearnedTerms.weighed(rows.row_of("heavy"), rows.heavy_key, rows.heavy_weight, units)
+    together = term_row[:-1] == term_row[1:]
+    pairs, phrases = TermCounts.of_keys(term_row[:-1][together], pair_keys(rows.term_key)[together], units)
 
-    held = torch.bincount(chunk_unit, minlength=units)
     index = Index(
         unit_session=turns.session,
         unit_position=turns.position,
         unit_speaker=_long(unit_speaker),
-        unit_day=_long([day_of(trace.time) for trace in turns.traces]),
-        unit_kinds=_long([_kinds(text, found) for text, found in zip(texts, mentions, strict=True)]),
-        unit_tokens=_long(unit_tokens),
-        unit_asks=torch.tensor([text.rstrip(" )\"'").endswith(("?", "？")) for text in texts], dtype=torch.bool),
-        unit_leans=torch.tensor([needs_context(text) for text in texts], dtype=torch.bool),
+        unit_day=_long([day_of(trace.time) for trace in traces]),
+        unit_kinds=rows.kinds,
+        unit_tokens=rows.tokens,
+        unit_asks=rows.asks,
+        unit_leans=rows.leans,
         unit_node=torch.arange(units),
-        unit_states=torch.zeros(units, dtype=torch.long).index_add_(0, chunk_unit, encoded.counts),
+        unit_states=rows.per_row("states"),
         unit_episode=unit_episode,
         chunk_unit=chunk_unit,
-        chunk_vectors=encoded.vectors,
-        token_states=encoded.states.to(STATE_DTYPE),
-        date_unit=_long([u for u, _ in dates]),
-        date_first=_long([d.first_day for _, d in dates]),
-        date_last=_long([d.last_day for _, d in dates]),
+        chunk_vectors=rows.chunk_vector,
+        token_states=rows.state,
+        date_unit=rows.row_of("dates"),
+        date_first=rows.date_first,
+        date_last=rows.date_last,
         window_vectors=_mean_vectors(unit_vectors[member_unit], member_window, window_count),
         member_window=member_window,
         member_unit=member_unit,
         episode_vectors=_mean_vectors(unit_vectors, unit_episode, episode_count),
-        sentence_unit=named.sentence_unit,
-        sentence_vectors=named.sentence_vectors,
+        sentence_unit=rows.row_of("sentences"),
+        sentence_vectors=rows.sentence_vector,
         mention_sentence=named.mention_sentence,
         mention_entity=named.mention_entity,
         entity_node=units + torch.arange(len(named.entities)),
@@ -148,51 +155,57 @@ def build_memory(
         phrase_postings=pairs.merged(member_unit, member_window, window_count).postings(config.k1, config.b),
         episode_postings=lexical.merged(torch.arange(units), unit_episode, episode_count).postings(config.k1, config.b),
     )
-    assert int(held.min() if units else 1) >= 1, "every unit has a chunk"
-    sizes = {"sessions": turns.sessions, "speakers": len(speakers)}
     return Memory(
         boundary,
         turns,
         index,
-        sizes,
+        {"sessions": turns.sessions, "speakers": len(speakers)},
         vocabulary,
+        rarity,
+        lexicon,
         lexical is not counts,
         phrases,
-        dict(zip(words, rarity, strict=True)),
         named.entities,
         speakers,
         titles,
-        chunks.span,
+        rows.chunk_span,
     )
 
 
-def _chunk(
-    texts: Sequence[str], prefixes: Sequence[str], dated: Sequence[str], encoder: Encoder
-) -> tuple[_Chunks, list[int]]:
-    chunks = _Chunks([], [], [], [])
-    unit_tokens = []
-    dated_tokens = [len(spans) for spans in encoder.token_spans(dated)]
-    prefix_tokens = [len(spans) for spans in encoder.token_spans(prefixes)]
-    for unit, (text, spans) in enumerate(zip(texts, encoder.token_spans(texts), strict=True)):
-        prefix = prefixes[unit]
-        room = max(encoder.max_tokens - SPECIAL_TOKENS - prefix_tokens[unit], encoder.max_tokens // 2)
-        parts = chunk_spans(text, spans, room)
-        unit_tokens.append(dated_tokens[unit] + min(len(spans), room))  # a reader is handed the best chunk at most
-        for start, end in parts:
-            chunks.unit.append(unit)
-            chunks.span.append((start, end))
-            chunks.text.append(prefix + text[start:end])
-            chunks.shift.append(len(prefix) - start)
-    return chunks, unit_tokens
+class _Words:
+    """Which units hold a word as it is written, and in which case."""
+
+    def __init__(self, rows: Forward) -> None:
+        self.rows = rows
+
+    def _places(self, words: Collection[str]) -> tuple[Tensor, Tensor]:
+        """Entries that are one of the words, and the place of its key among the sorted ones."""
+        asked = torch.tensor(sorted(word_key(word) for word in words), dtype=torch.long)
+        place = torch.searchsorted(asked, self.rows.word_key).clamp(max=max(len(asked) - 1, 0))
+        entry = (asked[place] == self.rows.word_key).nonzero()[:, 0] if len(asked) else torch.empty(0, dtype=torch.long)
+        return entry, place[entry]
+
+    def holding(self, words: Collection[str]) -> list[int]:
+        entry, _ = self._places(words)
+        units: list[int] = torch.unique(self.rows.row_of("words")[entry]).tolist()
+        return units
+
+    def cases(self, words: Collection[str]) -> dict[str, tuple[int, int]]:
+        if not words:
+            return {}
+        entry, place = self._places(words)
+        zero = torch.zeros(len(words), dtype=torch.long)
+        small = zero.index_add(0, place, self.rows.word_small[entry].long()).tolist()
+        capital = zero.index_add(0, place, self.rows.word_capital[entry].long()).tolist()
+        by_key = sorted(words, key=word_key)
+        return {word: (small[i], capital[i]) for i, word in enumerate(by_key)}
 
 
 @dataclass(frozen=True)
 class _Named:
-    """Sentences with their vectors, and who is named where."""
+    """Who is named where."""
 
-    entities: dict[str, int]
-    sentence_unit: Tensor
-    sentence_vectors: Tensor
+    entities: Vocabulary
     mention_sentence: Tensor
     mention_unit: Tensor
     mention_entity: Tensor
@@ -200,62 +213,52 @@ class _Named:
     links: Tensor  # unit, unit whose title it names
 
 
-def _entities(
-    traces: Sequence[Trace],
-    mentions: Sequence[Sequence[Mention]],
-    titles: Gazetteer,
-    encoded: Encoded,
-    chunks: _Chunks,
-    late_chunking: bool,
-) -> _Named:
+def _entities(turns: Turns, rows: Forward, titles: Gazetteer, words: _Words, found: TitlesFound) -> _Named:
     """Join what the extractor found, the titles that a text names, and a document's own title (in sentence one)."""
-    speakers = {entity_key(word) for trace in traces for word in (voice(trace), *voice(trace).split()[:1])}
-    first_chunk = offsets(torch.bincount(_long(chunks.unit), minlength=len(traces))).tolist()
-    own_title = [entity_key(" ".join(title_words(trace.title))) for trace in traces]
-    sentence_unit: list[int] = []
-    sentence_chunk: list[int] = []
-    sentence_span: list[tuple[int, int]] = []
-    found_at: list[tuple[int, int, str]] = []  # sentence, unit, entity
+    own_title = [entity_key(" ".join(title_words(trace.title))) if trace.title else "" for trace in turns.traces]
+    named: list[tuple[int, int, int]] = []  # unit, character, entity
     links: set[tuple[int, int]] = set()
-    for unit, (trace, found) in enumerate(zip(traces, mentions, strict=True)):
-        spans = sentence_spans(trace.text) or [(0, len(trace.text))]
-        base, chunk = len(sentence_unit), first_chunk[unit]
-        for start, end in spans:
-            while chunk + 1 < first_chunk[unit + 1] and start >= chunks.span[chunk][1]:
-                chunk += 1
-            sentence_unit.append(unit)
-            sentence_chunk.append(chunk)
-            sentence_span.append((start + chunks.shift[chunk], end + chunks.shift[chunk]))
-        named = {(mention.start, mention.key) for mention in found}
-        for start, _, words, owners in titles.find(trace.text):
-            named.add((start, entity_key(" ".join(words))))
-            links.update((unit, owner) for owner in owners if own_title[owner] != own_title[unit])
-        if own_title[unit]:
-            named.add((0, own_title[unit]))
-        place = base
-        for start, key in sorted(named):
-            if not key or key in speakers:  # a speaker is a subject, not a node
-                continue
-            while place + 1 < len(sentence_unit) and start >= spans[place - base][1]:
-                place += 1
-            found_at.append((place, unit, key))
+    if len(titles):
+        for unit, places in enumerate(found.update(titles, turns.traces, words.holding)):
+            for start, title in places:
+                named.append((unit, start, word_key(entity_key(" ".join(title)))))
+                links.update((unit, owner) for owner in titles.owners(title) if own_title[owner] != own_title[unit])
+    entitled = [(unit, word_key(key)) for unit, key in enumerate(own_title) if key]
+    named += [(unit, 0, key) for unit, key in entitled]
+    mention = torch.stack([rows.row_of("mentions"), rows.mention_start, rows.mention_key], dim=1)
+    if named:  # the extractor may have found them too
+        mention = torch.unique(torch.cat([mention, _long(named)]), dim=0)
+    said = {name for trace in turns.traces if (name := voice(trace))}
+    speakers = {entity_key(word) for name in said for word in (name, name.split()[0])}
+    # A speaker is a subject, not a node.
+    apart = _long([word_key(key) for key in ("", *speakers)])
+    mention = mention[~torch.isin(mention[:, 2], apart)]
     # An entity of a single unit leads nowhere, unless it is that unit's title.
-    holders = Counter(key for _, key in {(unit, key) for _, unit, key in found_at})
-    kept = {key for key, count in holders.items() if count > 1} | set(own_title) - {""}
-    entities = {key: number for number, key in enumerate(dict.fromkeys(k for *_, k in found_at if k in kept))}
-    found_at = [(place, unit, key) for place, unit, key in found_at if key in kept]
-    in_chunk = _long(sentence_chunk)
-    pooled = pool_spans(encoded, in_chunk, _pairs(sentence_span)) if late_chunking else encoded.vectors[in_chunk]
+    known, entity = torch.unique(mention[:, 2], return_inverse=True)
+    holding = torch.unique(entity * max(rows.rows, 1) + mention[:, 0]) // max(rows.rows, 1)
+    bears = torch.isin(known, _long([key for _, key in entitled]))
+    kept = (torch.bincount(holding, minlength=len(known)) > 1) | bears
+    number = torch.where(kept, kept.cumsum(0) - 1, -1)
+    mention, entity = mention[kept[entity]], number[entity[kept[entity]]]
+    entities = Vocabulary(known[kept])
     return _Named(
         entities,
-        _long(sentence_unit),
-        pooled,
-        _long([place for place, _, _ in found_at]),
-        _long([unit for _, unit, _ in found_at]),
-        _long([entities[key] for *_, key in found_at]),
-        _pairs([(unit, entities[key]) for unit, key in enumerate(own_title) if key]),
-        _pairs(sorted(links)),
+        _sentence_at(rows, mention[:, 0], mention[:, 1]),
+        mention[:, 0],
+        entity,
+        _long([(unit, at) for unit, key in entitled if (at := entities.number(key)) is not None]).reshape(-1, 2),
+        _long(sorted(links)).reshape(-1, 2),
     )
+
+
+def _sentence_at(
+    rows: Forward, unit: Int[Tensor, " mentions"], start: Int[Tensor, " mentions"]
+) -> Int[Tensor, " mentions"]:
+    """The sentence of a unit in which a character lies: the first that ends behind it, or the last."""
+    width = 2 + max(int(rows.sentence_end.max()), int(start.max())) if start.numel() else 1
+    ends = rows.row_of("sentences") * width + rows.sentence_end
+    last = offsets(rows.per_row("sentences"))[unit + 1] - 1
+    return torch.minimum(torch.searchsorted(ends, unit * width + start, right=True), last)
 
 
 def _neighbours(turns: Turns) -> Int[Tensor, "pairs 2"]:
@@ -264,20 +267,9 @@ def _neighbours(turns: Turns) -> Int[Tensor, "pairs 2"]:
     return torch.stack([here, here + 1], dim=1)[together]
 
 
-def _kinds(text: str, mentions: Sequence[Mention]) -> int:
-    kinds = text_kinds(text)
-    for mention in mentions:
-        kinds |= LABEL_KINDS.get(mention.label, 0)
-    return kinds
-
-
 def _mean_vectors(vectors: Tensor, group: Tensor, groups: int) -> Tensor:
     return normalize(torch.zeros(groups, vectors.shape[1]).index_add_(0, group, vectors), dim=-1)
 
 
-def _long(values: Sequence[int]) -> Tensor:
+def _long(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Tensor:
     return torch.tensor(values, dtype=torch.long)
-
-
-def _pairs(values: Sequence[tuple[int, int]]) -> Tensor:
-    return torch.tensor(values, dtype=torch.long).reshape(-1, 2)

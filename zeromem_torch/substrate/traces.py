@@ -8,14 +8,16 @@ was expected, what came, and what to do.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timezone
+from hashlib import blake2b
 from typing import Any
 
-__all__ = ["Trace", "ZeroMemError", "check_text", "nearest", "parse_time"]
+__all__ = ["MUTABLE", "NotFound", "Trace", "ZeroMemError", "check_boundary", "check_text", "nearest", "parse_time"]
 
 TIME_FORMS = (
     "'1:56 pm on 8 May, 2023' (LoCoMo), '2023/05/20 (Sat) 02:21' (LongMemEval), "
@@ -47,16 +49,21 @@ class ZeroMemError(ValueError):
         return cls(f"{name}: expected {expected}, got {_shown(got)}; {advice}")
 
 
+class NotFound(ZeroMemError):
+    """A well-formed id that nothing stands behind: never stored, deleted, or expired."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One original piece of the record: a turn, a document, a tool result.
 
     Traces of one session have neighbours, by `order`; a trace with no session stands alone.
     A time without a zone is read as UTC. Text is kept exactly as given.
+    `time` says when it happened, `added_at` when the record took it in.
     """
 
-    id: str  # globally unique, e.g. "conv-26/D1:3"
-    boundary: str  # isolation key, e.g. "conv-26"
+    id: str  # unique in its boundary, e.g. "D1:3"
+    boundary: str  # isolation key, a path of segments, e.g. "acme/alice"
     text: str
     session: str = ""
     order: int = 0
@@ -65,17 +72,29 @@ class Trace:
     role: str = ""  # user, assistant, tool, document, ...
     title: str = ""
     metadata: Mapping[str, str | int | float | bool] = field(default_factory=dict, hash=False)
+    valid_from: datetime | None = None  # what it says holds from then on,
+    valid_to: datetime | None = None  # until just before then
+    expires_at: datetime | None = None  # no search finds it from then on
+    added_at: datetime | None = field(default=None, compare=False)  # set by the record, as is
+    updated_at: datetime | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         where = _Where(self.id)
         for name in ("id", "boundary", "text", "session", "speaker", "role", "title"):
             check_text(where, name, getattr(self, name), blank_ok=name not in _REQUIRED)
+        check_boundary(self.boundary)
         if isinstance(self.order, bool) or not isinstance(self.order, int) or not -(2**63) <= self.order < 2**63:
             raise ZeroMemError.of(f"{where}, order", "a 64-bit integer", self.order, "number the turns of a session")
-        if self.time is not None:
-            if not isinstance(self.time, datetime):
-                raise ZeroMemError.of(f"{where}, time", "a datetime or None", self.time, "read it with parse_time(...)")
-            object.__setattr__(self, "time", _with_zone(self.time))
+        for name in _TIMES:
+            time = getattr(self, name)
+            if time is None:
+                continue
+            if not isinstance(time, datetime):
+                raise ZeroMemError.of(f"{where}, {name}", "a datetime or None", time, "read it with parse_time(...)")
+            object.__setattr__(self, name, _with_zone(time))
+        if self.valid_from and self.valid_to and self.valid_to <= self.valid_from:
+            expected = f"a time behind valid_from, {self.valid_from}"
+            raise ZeroMemError.of(f"{where}, valid_to", expected, str(self.valid_to), "exchange the two, or drop one")
         object.__setattr__(self, "metadata", _checked_metadata(where, self.metadata))
 
     @classmethod
@@ -83,8 +102,8 @@ class Trace:
         """Build a trace from JSON-like data; the fields are those of Trace.
 
         OpenAI-style messages are read too: `content` (a string, or a list of text parts) is the
-        text, `name` the speaker. `time` may be any form `parse_time` reads. An absent or null
-        optional field takes its default.
+        text, `name` the speaker. Times may be in any form `parse_time` reads. An absent or null
+        optional field takes its default; what the record sets (`added_at`, `updated_at`) is left out.
         """
         if not isinstance(mapping, Mapping):
             raise ZeroMemError.of("trace", "a mapping of fields to values", mapping, "pass one object per trace")
@@ -102,7 +121,7 @@ class Trace:
                 )
             if name in values:
                 raise ZeroMemError.of(f"{where}, {name}", "one value", "two", f"keep only {name!r}, not its alias too")
-            if value is not None:
+            if value is not None and name not in _OF_THE_RECORD:
                 values[name] = value
         for name in _REQUIRED:
             if name not in values:
@@ -110,15 +129,36 @@ class Trace:
                 advice = f"{nearest(name, close)}every trace needs id, boundary and text"
                 raise ZeroMemError.of(f"{where}, {name}", "a value", None, advice)
         values["text"] = _joined_parts(where, values["text"])
-        if "time" in values:
-            try:
-                values["time"] = parse_time(values["time"])
-            except ZeroMemError as error:
-                raise ZeroMemError(f"{where}, {error}") from None
+        for name in _TIMES:
+            if name in values:
+                try:
+                    values[name] = parse_time(values[name])
+                except ZeroMemError as error:
+                    raise ZeroMemError(f"{where}, {str(error).replace('time', name, 1)}") from None
         return cls(**values)
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-like data that `from_dict` reads back; times as ISO 8601, empty fields left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in _TIMES:
+            if values[name] is not None:
+                values[name] = values[name].isoformat()
+        values["metadata"] = dict(self.metadata)
+        return {name: value for name, value in values.items() if name in _REQUIRED or value not in ("", 0, None, {})}
 
+    @property
+    def digest(self) -> int:
+        """63 bits of a hash over what an index depends on: an index row with another digest is out of date."""
+        time = self.time.isoformat() if self.time else ""
+        read = [self.boundary, self.id, self.text, self.title, self.speaker, self.role, time]
+        return int.from_bytes(blake2b(json.dumps(read).encode(), digest_size=8).digest()) >> 1
+
+
+MUTABLE = ("text", "title", "time", "metadata", "valid_from", "valid_to", "expires_at")
+"""What an update may change. Who said it, where and in which order is provenance."""
 _REQUIRED = ("id", "boundary", "text")
+_OF_THE_RECORD = ("added_at", "updated_at")
+_TIMES = ("time", "valid_from", "valid_to", "expires_at", *_OF_THE_RECORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +205,13 @@ def check_text(where: object, name: str, value: object, *, blank_ok: bool = Fals
         raise ZeroMemError.of(f"{where}, {name}", "valid Unicode", got, advice) from None
 
 
+def check_boundary(boundary: str) -> None:
+    """Refuse a path with an empty segment: "acme/" asks for all below "acme", so nothing may be named so."""
+    if not all(boundary.split("/")):
+        advice = "leave out what stands before or behind a slash, or name it"
+        raise ZeroMemError.of("boundary", 'segments that are not empty, as in "acme/alice"', boundary, advice)
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """'did you mean ...? ' with up to three near options, ready to stand in an error; '' when none is near."""
     folded = {option.casefold(): option for option in options}
@@ -195,7 +242,11 @@ def _from_epoch(number: float) -> datetime:
 
 
 def _with_zone(time: datetime) -> datetime:
-    return time.replace(tzinfo=UTC) if time.utcoffset() is None else time
+    """With the offset that its zone had then: two times of a named zone may be equal and not compare so."""
+    offset = time.utcoffset()
+    if offset is None:
+        return time.replace(tzinfo=UTC)
+    return time if isinstance(time.tzinfo, timezone) else time.replace(tzinfo=timezone(offset), fold=0)
 
 
 def _checked_metadata(where: _Where, metadata: object) -> dict[str, str | int | float | bool]:

@@ -23,30 +23,38 @@ class Turns:
     """Traces in order of time, and where each stands in its session."""
 
     traces: tuple[Trace, ...]
+    source: Int[Tensor, " units"]  # the place at which each was given
     session: Int[Tensor, " units"]
     position: Int[Tensor, " units"]  # -1 for a trace without a session
     sessions: int
 
 
 def order_turns(traces: Sequence[Trace]) -> Turns:
-    """Sessions by their first event time, turns by their order; what has no time keeps the order it came in."""
-    groups: dict[str, list[Trace]] = {}
+    """Sessions by their first event time, turns by their order; what has no time keeps the order it came in.
+
+    Sessions of two boundaries are two, whatever their names.
+    """
+    groups: dict[tuple[str, str] | int, list[int]] = {}
     for i, trace in enumerate(traces):
-        groups.setdefault(trace.session or f"\0{i}", []).append(trace)
-    known = [min((t.time for t in group if t.time), default=None) for group in groups.values()]
+        groups.setdefault((trace.boundary, trace.session) if trace.session else i, []).append(i)
+    times = [trace.time for trace in traces]
+    known = [min((time for i in group if (time := times[i])), default=None) for group in groups.values()]
     latest: datetime | None = None
     keys = []
     for arrival, start in enumerate(known):  # an undated session follows the one that came before it
         latest = start or latest
         keys.append((latest is not None, latest.timestamp() if latest else 0.0, arrival))
-    ordered, session, position = [], [], []
+    ordered: list[int] = []
+    session, position = [], []
     for number, (_, group) in enumerate(sorted(zip(keys, groups.values(), strict=True), key=lambda pair: pair[0])):
-        for place, trace in enumerate(sorted(group, key=lambda t: t.order)):
-            ordered.append(trace)
+        alone = not traces[group[0]].session
+        for place, i in enumerate(sorted(group, key=lambda i: traces[i].order)):
+            ordered.append(i)
             session.append(number)
-            position.append(place if trace.session else -1)
+            position.append(-1 if alone else place)
     return Turns(
-        tuple(ordered),
+        tuple(traces[i] for i in ordered),
+        torch.tensor(ordered, dtype=torch.long),
         torch.tensor(session, dtype=torch.long),
         torch.tensor(position, dtype=torch.long),
         len(groups),

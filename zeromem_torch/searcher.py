@@ -1,0 +1,153 @@
+"""Many queries over many scopes in few launches: grouped to fit the workspace, each answered as if asked alone."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+import torch
+from torch import Tensor
+
+from zeromem_torch.bank import MemoryBank, pack
+from zeromem_torch.calibration.evidence import within_budget
+from zeromem_torch.collect import Batch, EvidenceWriter
+from zeromem_torch.evidence import Evidence
+from zeromem_torch.memories import Memories
+from zeromem_torch.pipeline import ZeroMemPipeline
+from zeromem_torch.routing.queries import compile_queries
+from zeromem_torch.scope import Scope
+from zeromem_torch.substrate.encoder import Encoder
+from zeromem_torch.substrate.memory import Memory
+from zeromem_torch.substrate.tokenizer import Analyzer
+
+LONGEST = 256
+"""Units ranked, at least, for a token budget to cut: one that does not fit is skipped for a later one that does."""
+BYTES_PER_SCORE = 4 * 64
+"""Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
+
+
+class Searcher:
+    """Searches live memories. ``sizes`` says how many traces each boundary has; ``encoder`` gives the encoder."""
+
+    def __init__(
+        self,
+        pipeline: ZeroMemPipeline,
+        memories: Memories,
+        encoder: Callable[[], Encoder],
+        sizes: Mapping[str, int],
+        device: str,
+        workspace: int,
+    ) -> None:
+        config = self.config = pipeline.config
+        self.memories, self.encoder, self.sizes = memories, encoder, sizes
+        self.device, self.workspace = device, workspace
+        self.pipeline = pipeline.to(device).eval()
+        self.timings: dict[str, float] = {}
+        self._bank: tuple[Sequence[Memory], MemoryBank] | None = None
+        self._analyse = Analyzer(config.substrate.stop_words, config.substrate.stemmer or None)
+
+    def release(self) -> None:
+        """Drop the tensors on the device."""
+        self._bank = None
+
+    def search(
+        self,
+        queries: Sequence[str],
+        scopes: Sequence[Scope],
+        times: Sequence[datetime | None],
+        top_k: int,
+        token_budget: int | None = None,
+        *,
+        explain: bool = False,
+    ) -> dict[int, Evidence]:
+        """Evidence by the number of its query; a query whose scope holds nothing has none."""
+        found: dict[int, Evidence] = {}
+        for group in self.batches(queries, scopes, times):
+            found.update(self._search(group, top_k, token_budget, explain))
+        return found
+
+    def batches(
+        self, queries: Sequence[str], scopes: Sequence[Scope], times: Sequence[datetime | None]
+    ) -> Iterator[Batch]:
+        """Profiled queries in groups that fit the workspace, each with the memories it asks, on the device."""
+        for numbers in self._groups(scopes):
+            with self.timed("build"):
+                found = {scope: self.memories.of(scope) for scope in dict.fromkeys(scopes[i] for i in numbers)}
+            memories = {scope: memory for scope, memory in found.items() if memory is not None}
+            numbers = [i for i in numbers if scopes[i] in memories]
+            if not numbers:
+                continue
+            bank = self._bank_of(list(memories.values()))
+            place = {scope: m for m, scope in enumerate(memories)}
+            with self.timed("profile and encode"):
+                batch, profiles = compile_queries(
+                    [queries[i] for i in numbers],
+                    [place[scopes[i]] for i in numbers],
+                    list(memories.values()),
+                    bank,
+                    self.encoder(),
+                    self._analyse,
+                    [times[i] for i in numbers],
+                    self.config.graph.name,
+                )
+            yield Batch(numbers, list(memories.values()), bank, batch, profiles)
+
+    def _groups(self, scopes: Sequence[Scope]) -> Iterator[list[int]]:
+        """Query numbers that are searched together: at most as many as the workspace holds."""
+        waiting: dict[Scope, list[int]] = {}
+        for number, scope in enumerate(scopes):
+            waiting.setdefault(scope, []).append(number)
+        while waiting:
+            group: list[int] = []
+            units = slots = 0
+            for scope in list(waiting):
+                size = units + max(1, sum(self.sizes.get(name, 0) for name in scope.boundaries))
+                room = max(1, self.workspace // (BYTES_PER_SCORE * size))
+                take = min(len(waiting[scope]), room if not slots else max(slots, 1), room)
+                if group and (room < slots or max(slots, take) * size * BYTES_PER_SCORE > self.workspace):
+                    continue
+                group += waiting[scope][:take]
+                waiting[scope] = waiting[scope][take:]
+                if not waiting[scope]:
+                    del waiting[scope]
+                units, slots = size, max(slots, take)
+            yield sorted(group)
+
+    def _bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
+        """The memories end to end on the device; the last one asked for is kept."""
+        if self._bank is None or not _same(self._bank[0], memories):
+            with self.timed("pack"):
+                bank = pack([m.index for m in memories], [m.sizes for m in memories], self.device)
+            self._bank = (memories, bank)
+        return self._bank[1]
+
+    @torch.no_grad()  # not inference mode: the bank keeps tensors made here, and training may use them
+    def _search(
+        self, group: Batch, top_k: int, token_budget: int | None, explain: bool
+    ) -> Iterator[tuple[int, Evidence]]:
+        with self.timed("search both views"):
+            views = self.pipeline.views(group.batch, group.bank)
+        with self.timed("fuse, close, calibrate"):
+            held = group.bank.axes["units"].padded.shape[1]  # asking for more would only pad
+            longest = None if token_budget is None else min(held, max(LONGEST, token_budget))
+            chosen = self.pipeline.select(views, group.bank, min(top_k, held), longest)
+            result: Tensor = chosen.result
+            if token_budget is not None:
+                result = within_budget(result, group.bank.unit_tokens, min(token_budget, 1 << 62))
+        with self.timed("collect"):
+            fusion = self.config.fusion
+            contrasts = (fusion.graph_contrast, fusion.hierarchy_contrast)
+            writer = EvidenceWriter(group, views, chosen, contrasts, explain=explain)
+            for slot, m in group.batch.filled.nonzero().tolist():
+                number = int(group.batch.query[slot, m])
+                yield group.numbers[number], writer.evidence(slot, m, group.profiles[number], result[slot, m])
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - start
+
+
+def _same(left: Sequence[Memory], right: Sequence[Memory]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
