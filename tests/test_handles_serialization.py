@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeromem_torch.handles import Entry, Handle, SerializationPolicy, serialize_if
@@ -35,6 +35,7 @@ VALUES = st.sampled_from([DOOR, "Yes.", {"opens": 9}, 42]) | st.lists(
 ).map(". ".join)
 
 
+@settings(deadline=None)
 @given(VALUES, SHARES, SHARES, BUDGETS, st.none() | POLICIES, st.booleans(), st.sampled_from(["", "Where is the key?"]))
 def test_the_whole_grid(
     value: Any,
@@ -95,6 +96,7 @@ def test_the_table(confidence: float, complexity: float, mixed: bool) -> None:
     assert decision.text == (DOOR if decision.serialize else "")
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc .,!?\n", max_size=40), max_size=8).map(" ".join), st.integers(0, 60))
 def test_an_extract_is_whole_sentences_from_the_beginning(text: str, budget: int) -> None:
     found, tokens = extract(entry(text), budget, estimate)
@@ -140,6 +142,9 @@ def test_the_reader_counts() -> None:
         entry(DOOR), context_budget_remaining=24, task_complexity=1, retrieval_confidence=0, count=len
     )
     assert (decision.text, decision.tokens) == ("The door opens at nine.", 23)
+    both = "The door opens at nine. It closes at five."  # longer than its parts, by the blank between
+    assert extract(entry(DOOR), len(both), len) == (both, len(both))
+    assert extract(entry(DOOR), len(both) - 1, len) == ("The door opens at nine.", 23)
 
 
 def test_a_decision_says_why() -> None:

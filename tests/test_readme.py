@@ -1,4 +1,4 @@
-"""The README tells the truth: its code runs, and its figures are those of the result files."""
+"""The README and the pages in docs tell the truth: their code runs, and figures are those of the result files."""
 
 import json
 import re
@@ -18,6 +18,16 @@ def test_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
     assert "a/3" in capsys.readouterr().out, "the turn with the answer is found"
+
+
+@pytest.mark.parametrize("page", ["library.md"])
+def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) > 2
+    shared: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), shared)
 
 
 def test_figures_are_those_of_the_result_files() -> None:

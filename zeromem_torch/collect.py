@@ -58,6 +58,8 @@ class EvidenceWriter:
             main=items(self.chosen.main[slot, m]),
             closed=items(self.chosen.closed[slot, m]),
             items=items(result),
+            answer_types=tuple(str(kind.name).lower() for kind in profile.answer_types),
+            subjects=profile.subjects,
         )
 
     def _item(self, slot: int, m: int, row: int, main: Sequence[int]) -> EvidenceItem:

@@ -47,6 +47,8 @@ class Evidence:
     main: Sequence[EvidenceItem]  # M(q): best of the fused views
     closed: Sequence[EvidenceItem]  # C(q): with what supports it
     items: Sequence[EvidenceItem]  # R(q): calibrated, what a reader is handed
+    answer_types: tuple[str, ...] = ("phrase",)  # what the question asks for: "date", "person", ...; never empty
+    subjects: tuple[str, ...] = ()  # speakers it names
 
     @classmethod
     def nothing(cls, query: str, boundary: str, reason: str) -> "Evidence":
@@ -99,6 +101,8 @@ class Evidence:
             "route": self.route,
             "rho": self.rho,
             "reasons": list(self.reasons),
+            "answer_types": list(self.answer_types),
+            "subjects": list(self.subjects),
             **{name: [plain(item) for item in getattr(self, name)] for name in _LISTS},
         }
 

@@ -4,8 +4,11 @@ The record is the truth. The index may lag behind it, after a crash or damage, a
 used only while its digest is that of its trace.
 """
 
+import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,8 +98,8 @@ class Keeper:
     def catch_up(self, why: Sequence[str] = ()) -> int:
         """Make the index hold a row for every trace, and no other; returns how many traces were read for it."""
         lacking, beside = self._differences()
-        if len(beside):
-            self.segments.retire(beside)
+        if len(beside):  # also what a purge did not come to: after it no file may hold a byte of the trace
+            self.segments.compact(beside)
         if why or len(lacking) > AT_ONCE:
             log.warning("index: %s; %d traces are read again", "; ".join(why) or "behind the record", len(lacking))
         for some in _some(lacking, "index", "trace"):
@@ -137,6 +140,25 @@ class Keeper:
                 between = f"between {stored[0][0]} and {stored[-1][0]}"
                 problems.append(f"index rows {between} are not what their traces give: {', '.join(wrong)}")
         return len(seqs), problems
+
+
+def scrub_logs(folder: Path, keys: Collection[tuple[str, str]], boundaries: Collection[str]) -> None:
+    """Remove from logs (JSON lines that name a boundary and a handle, which is a trace's id) what was purged."""
+    for log_file in folder.glob("*.jsonl"):
+        lines = log_file.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not _names_any(line, keys, boundaries)]
+        if len(kept) < len(lines):
+            beside = log_file.with_suffix(".new")
+            beside.write_text("".join(kept), encoding="utf-8")
+            os.replace(beside, log_file)
+
+
+def _names_any(line: str, keys: Collection[tuple[str, str]], boundaries: Collection[str]) -> bool:
+    try:
+        named = json.loads(line)
+        return named["boundary"] in boundaries or (named["boundary"], named["handle"]) in keys
+    except (ValueError, KeyError, TypeError):  # the end of a line that a kill cut off
+        return True
 
 
 def _some(items: Any, what: str, unit: str) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from zeromem_torch.collect import Batch
 from zeromem_torch.config import EncoderConfig, ZeroMemConfig
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.index import Segments
-from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader
+from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader, scrub_logs
 from zeromem_torch.memories import Memories
 from zeromem_torch.messages import Message, TextFile, listed, message_in, messages_in, text_file, trace_of
 from zeromem_torch.pipeline import ZeroMemPipeline
@@ -377,19 +377,26 @@ class ZeroMem:
         with self._lock:
             self._writable()
             boundary = self._home_of(id, boundary, gone=purge)
-            self._remove([(boundary, id)], actor, purge)
+            there = self._record.get(boundary, id)
+            self._remove([(boundary, id)], [there] if there else [], actor, purge)
 
     def delete_all(self, *, boundary: Boundary, actor: str = "", purge: bool = False) -> int:
         """Remove all traces of the boundaries, named as in a search ("acme/": and below); returns their number."""
         with self._lock:
             self._writable()
             names = boundaries_in(boundary, self._record.boundaries_ever() if purge else self._counts)
-            keys = [(trace.boundary, trace.id) for name in names for _, trace in self._record.traces_of(name)]
-            self._remove(keys, actor, purge, names)
-            return len(keys)
+            there = [trace for name in names for _, trace in self._record.traces_of(name)]
+            self._remove([(trace.boundary, trace.id) for trace in there], there, actor, purge, names)
+            return len(there)
 
-    def _remove(self, keys: Sequence[tuple[str, str]], actor: str, purge: bool, names: Sequence[str] = ()) -> None:
-        there = [trace for key in dict.fromkeys(keys) if (trace := self._record.get(*key)) is not None]
+    def _remove(
+        self,
+        keys: Sequence[tuple[str, str]],
+        there: Sequence[Trace],  # what of them is not gone already
+        actor: str,
+        purge: bool,
+        names: Sequence[str] = (),  # whole boundaries, with their history if purged
+    ) -> None:
         if purge:
             seqs = self._record.purge(keys=keys, boundaries=names or None)
         else:
@@ -405,6 +412,8 @@ class ZeroMem:
                 del self._counts[trace.boundary]
         if purge:
             self._searcher.release()
+            if self.path is not None:
+                scrub_logs(self.path / "logs", set(keys), set(names))
             if forget := getattr(self._encoder, "forget", None):  # a cache of texts
                 forget(encoded_texts(there, self.encoder))
 

@@ -52,7 +52,7 @@ class _Shelf:
         self.traces[seq] = trace
 
     def drop(self, seqs: Iterable[int]) -> None:
-        for seq in seqs:
+        for seq in self.traces.keys() & set(seqs):
             self.bounded -= bounded(self.traces.pop(seq))
             del self._row[seq]
 

@@ -82,13 +82,16 @@ def _store_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _store(options: argparse.Namespace) -> int:
+    from zeromem_torch.handles import Handle
+
+    Handle.of(options.type, options.key)  # before a memory is made for it
     value: Any = sys.stdin.read().strip("\n") if options.value == "-" else options.value
     if options.value_json:
         try:
             value = json.loads(value)
         except ValueError as error:
             raise ZeroMemError.of("value", "JSON", value, f"mend it, or drop --value-json ({error})") from error
-    with opened(options, make=True) as memory:
+    with opened(options, make=options.boundary is not None) as memory:
         handle = _manager(options, memory).store(
             options.type,
             options.key,

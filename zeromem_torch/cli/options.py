@@ -149,7 +149,8 @@ def opened(options: argparse.Namespace, *, read_only: bool = False, make: bool =
     folder: Path = options.memory
     is_new = not (folder / RECORD).exists()
     if is_new and not make:
-        advice = "make one with `zeromem import FILE`, or name another with --memory or $ZEROMEM_MEMORY"
+        how = "`zeromem import FILE` or `zeromem add TEXT --boundary NAME`"
+        advice = f"make one with {how}, or name another with --memory or $ZEROMEM_MEMORY"
         raise ZeroMemError.of("memory", "a folder that holds a memory", str(folder), advice)
     settings: dict[str, Any] = {"read_only": read_only}
     if "encoder" in options:

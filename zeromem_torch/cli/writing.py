@@ -69,8 +69,9 @@ def _add(options: argparse.Namespace) -> int:
     if not {"speaker", "role", "title"} & set(fields):
         fields["role"] = "user"
     message: dict[str, Any] = {"text": _text(options.text), **fields, "metadata": dict(options.meta)}
-    Trace.from_dict({"id": "new", "boundary": "new", **message})  # or a mistake would leave an empty memory behind
-    with opened(options, make=True) as memory:
+    # Checked first, or a mistake would leave an empty memory behind.
+    Trace.from_dict({"id": "new", "boundary": options.boundary or "new", **message})
+    with opened(options, make=options.boundary is not None) as memory:
         boundary = the_boundary(memory, options.boundary)
         (id,) = memory.add(message, boundary=boundary, actor=options.actor, overwrite=options.overwrite)
     if options.json:

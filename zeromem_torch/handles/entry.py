@@ -94,29 +94,32 @@ class Entry:
     def of(cls, trace: Trace) -> Entry:
         """Read an entry back; a trace that is none, or was changed into none, is refused by its id."""
         known = trace.metadata
-        if trace.role != ROLE or trace.time is None:
-            advice = "such ids are the manager's: store it under another id, or forget it"
-            raise ZeroMemError.of(f"trace {trace.id!r}", "an entry of the memory", trace.role, advice)
+        if not is_entry(trace) or trace.time is None:
+            advice = "such ids are the manager's: add it under another id"
+            raise ZeroMemError.of(f"trace {trace.id!r}", "an entry of the memory", "another trace", advice)
+        try:
+            value = json.loads(trace.text) if known.get("json") else trace.text
+            confidence = float(known.get("confidence", 1.0))
+        except ValueError as error:
+            advice = f"it was changed by hand: store it anew ({error})"
+            raise ZeroMemError.of(f"trace {trace.id!r}", "an entry of the memory", trace.text, advice) from error
         return cls(
             handle=Handle.parse(trace.id),
-            value=json.loads(trace.text) if known.get("json") else trace.text,
+            value=value,
             created_at=trace.time,
             boundary=trace.boundary,
             source=str(known.get("source", "")),
-            confidence=float(known.get("confidence", 1.0)),
+            confidence=confidence,
             ttl=None if trace.expires_at is None else trace.expires_at - trace.time,
         )
 
-    def repeats(self, other: Entry) -> bool:
-        """Whether storing this over the other would change nothing but its date; with an end, the date matters."""
-        if self.ttl is not None or other.ttl is not None:
-            return False
-        mine, theirs = ((e.source, e.confidence, written(e.value)) for e in (self, other))
-        return mine == theirs
-
 
 def is_entry(trace: Trace) -> bool:
-    return trace.role == ROLE and trace.id.startswith("mem:")
+    """Whether a trace is one of ours: others may bear that role, or an id that looks so."""
+    try:
+        return trace.role == ROLE and bool(Handle.parse(trace.id))
+    except ZeroMemError:
+        return False
 
 
 def written(value: object) -> tuple[str, bool]:

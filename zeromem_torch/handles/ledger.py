@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from threading import RLock
 
-from zeromem_torch.handles.entry import Entry
 from zeromem_torch.handles.handle import Handle
 from zeromem_torch.handles.serialization import Counter
 
@@ -26,11 +25,11 @@ class Ledger:
         self.tokens_entered = 0
         self.tokens_forced = 0  # of these, what a caller insisted on
 
-    def stood(self, entry: Entry) -> None:
-        """A handle was shown, or resolved, in place of its entry."""
+    def stood(self, handle: Handle, text: str) -> None:
+        """A handle was shown, or resolved, in place of the text of its entry."""
         with self._lock:
-            if entry.handle not in self._inside and entry.handle not in self._outside:
-                self._waiting[entry.handle] = entry.text
+            if handle not in self._inside and handle not in self._outside:
+                self._waiting[handle] = text
 
     def entered(self, handle: Handle, tokens: int, *, forced: bool = False) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from threading import RLock
 from typing import Any
@@ -14,6 +14,7 @@ from zeromem_torch.handles.ledger import Ledger
 from zeromem_torch.handles.serialization import Counter, Decision, SerializationPolicy, check_tokens, serialize_if
 from zeromem_torch.handles.tiers import ContextLog, Entered, SessionCache
 from zeromem_torch.library import ZeroMem
+from zeromem_torch.messages import listed
 from zeromem_torch.substrate.traces import NotFound, Trace, ZeroMemError, check_boundary, check_text, parse_time
 
 
@@ -96,17 +97,16 @@ class MemoryManager:
         is none. ``ttl`` in seconds, if a number. Storing what holds already writes nothing.
         """
         handle = Handle.of(type, key)
-        entry = Entry(handle, value, self._now(), self.boundary, source, confidence, lifetime(ttl))
-        trace = entry.trace()
+        trace = Entry(handle, value, self._now(), self.boundary, source, confidence, lifetime(ttl)).trace()
         with self._lock:
             if source and self._found(source) is None:
                 advice = "add that trace first, or leave the source out"
                 raise ZeroMemError.of("source", "the id of a trace of this boundary", source, advice)
             held = self._held(str(handle))
-            if held is not None and not self._expired(held) and entry.repeats(Entry.of(held)):
-                return handle
+            if held is not None and trace.expires_at is None and replace(trace, time=held.time) == held:
+                return handle  # with an end, the date would matter
             self.memory.add(trace, actor=self.session, overwrite=True)
-            self._wrote()
+            self._seen += 1  # L1 outlives this session's own change; was there another, the numbers still differ
             self._cache.put(trace)
             self.ledger.changed(handle)
         return handle
@@ -115,7 +115,7 @@ class MemoryManager:
         """What a handle stands for, for the program: nothing enters the context. One that is gone is an error."""
         with self._lock:
             entry = self._entry(handle)
-            self.ledger.stood(entry)
+            self.ledger.stood(entry.handle, entry.text)
         return entry
 
     def query(
@@ -135,10 +135,7 @@ class MemoryManager:
         if top_k is not None:
             raise ZeroMemError.of("top_k", "None without a text", top_k, "pass text=..., or cut the list")
         with self._lock:
-            entries = self._exact(type, key)
-            for entry in entries:
-                self.ledger.stood(entry)
-        return [Match(entry.handle) for entry in entries]
+            return [self._shown(trace) for trace in self._exact(type, key)]
 
     def materialize(
         self, handles: Sequence[Handle | Match | str] | Handle | Match | str, *, token_budget: int | None = None
@@ -149,7 +146,7 @@ class MemoryManager:
         nothing enters.
         """
         check_tokens("token_budget", token_budget, zero_ok=True)
-        given = [handles] if isinstance(handles, Handle | Match | str) else handles
+        given = [handles] if isinstance(handles, Handle | Match | str) else listed("handles", handles)
         with self._lock:
             entries = [self._entry(handle) for handle in dict.fromkeys(map(_handle, given))]
             limits = [limit for limit in (token_budget, self.context_remaining) if limit is not None]
@@ -158,7 +155,7 @@ class MemoryManager:
             self._enter(costs, "materialize")
             left_out = [entry for entry in entries if entry.handle not in costs]
             for entry in left_out:
-                self.ledger.stood(entry)
+                self.ledger.stood(entry.handle, entry.text)
         return Materialized(text, tuple(costs), sum(costs.values()), tuple(entry.handle for entry in left_out))
 
     def serialize(
@@ -189,18 +186,19 @@ class MemoryManager:
             if decision.serialize:
                 self._enter({entry.handle: decision.tokens}, "forced" if decision.forced else "serialize")
             else:
-                self.ledger.stood(entry)
+                self.ledger.stood(entry.handle, entry.text)
         return decision
 
     def forget(self, handle: Handle | Match | str, *, purge: bool = False) -> None:
         """Delete an entry; its history stays. With ``purge`` neither that nor a byte of it in any file does."""
         handle = _handle(handle)
         with self._lock:
-            known = self._held(str(handle)) is not None
-            if not known and not (purge and self.memory.history(str(handle), boundary=self.boundary)):
-                raise _missing(handle, None)
+            held = self._held(str(handle))
+            past = purge and held is None and self.memory.history(str(handle), boundary=self.boundary)
+            if not past and (held is None or not is_entry(held)):
+                raise _missing(handle, None if held is None else "another trace")
             self.memory.delete(str(handle), boundary=self.boundary, actor=self.session, purge=purge)
-            self._wrote()
+            self._seen += 1
             self._cache.drop(str(handle))
             self.ledger.changed(handle)
             if purge:
@@ -210,12 +208,12 @@ class MemoryManager:
         """The tiers that hold an entry: L1 this session, L2 the index, L3 the record, L4 the context window."""
         handle = _handle(handle)
         with self._lock:
-            cached = str(handle) in self._fresh()
             held = self._found(str(handle))
+            kept = held is not None and is_entry(held)
             tiers = {
-                "L1": cached,
-                "L2": held is not None and not self._expired(held),
-                "L3": held is not None,
+                "L1": kept and str(handle) in self._fresh(),
+                "L2": kept and held is not None and not self._expired(held),
+                "L3": kept,
                 "L4": any(one.handle == str(handle) for one in self._log.entered),
             }
         return tuple(tier for tier, holds in tiers.items() if holds)
@@ -266,11 +264,6 @@ class MemoryManager:
             self._seen = self.memory.revision
         return self._cache
 
-    def _wrote(self) -> None:
-        """Keep L1 over a change that is this session's own, if it was the only one."""
-        if self.memory.revision == self._seen + 1:
-            self._seen += 1
-
     def _held(self, id: str) -> Trace | None:
         """A trace from L1 or the record; expired ones too."""
         held = self._fresh().get(id)
@@ -291,16 +284,23 @@ class MemoryManager:
         """Entries of the boundary whose handle begins so, expired ones too."""
         return list(filter(is_entry, self.memory.list(boundary=self.boundary, limit=None, prefix=prefix)))
 
-    def _exact(self, type: str | None, key: str | None) -> list[Entry]:
+    def _exact(self, type: str | None, key: str | None) -> list[Trace]:
+        """Entries of a type and key, in the order of their handles."""
         if key is not None and not key.endswith("/"):
-            places = [self._held(str(Handle.of(one, key))) for one in ([type] if type else TYPES)]
-            traces = [trace for trace in places if trace is not None]
+            places = [self._held(str(Handle.of(one, key))) for one in ([type] if type else sorted(TYPES))]
+            traces = [trace for trace in places if trace is not None and is_entry(trace)]
         else:
             top = "" if key is None else check_key(key[:-1])
             found = {Handle.parse(trace.id): trace for trace in self._traces(f"mem:{type}:{top}" if type else "mem:")}
             named = sorted(found) if not top else [one for one in sorted(found) if f"{one.id}/".startswith(f"{top}/")]
             traces = [found[handle] for handle in named]
-        return [Entry.of(trace) for trace in traces if not self._expired(trace)]
+        return [trace for trace in traces if not self._expired(trace)]
+
+    def _shown(self, trace: Trace, score: float = 1.0, relevance: float = 1.0) -> Match:
+        """A match of an entry, whose handle is now seen in place of its text."""
+        match = Match(Handle.parse(trace.id), score, relevance)
+        self.ledger.stood(match.handle, trace.text)
+        return match
 
     def _nearest(self, type: str | None, text: str, top_k: int | None) -> list[Match]:
         filters: dict[str, Any] = {"role": ROLE}
@@ -312,10 +312,8 @@ class MemoryManager:
         with self._lock:
             for item in evidence.items[:top_k]:
                 trace = self._held(item.trace_id)
-                if trace is not None and is_entry(trace):  # a trace of that role need not be ours, nor still be there
-                    entry = Entry.of(trace)
-                    self.ledger.stood(entry)
-                    matches.append(Match(entry.handle, item.score, item.relevance))
+                if trace is not None and is_entry(trace):  # another thread may have deleted it by now
+                    matches.append(self._shown(trace, item.score, item.relevance))
         return matches
 
     def _enter(self, costs: Mapping[Handle, int], how: str) -> None:

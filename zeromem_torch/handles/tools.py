@@ -129,16 +129,15 @@ def _store(manager: MemoryManager, given: Json) -> Json:
 
 def _retrieve(manager: MemoryManager, given: Json) -> Json:
     entry = manager.retrieve(_handle(given["handle"]))
-    shown = ("handle", "type", "key", "source", "confidence", "created_at", "expires_at")
-    return {name: value for name, value in entry.to_dict().items() if name in shown} | {
-        "tokens": manager.count(entry.text)
-    }
+    known = {name: value for name, value in entry.to_dict().items() if name not in ("value", "ttl", "boundary")}
+    return {**known, "tokens": manager.count(entry.text)}
 
 
 def _query(manager: MemoryManager, given: Json) -> Json:
     limit, text = given.get("limit", LIMIT), given.get("text")
     found = manager.query(given.get("type"), given.get("key"), text=text, top_k=limit if text is not None else None)
-    return {"matches": [match.to_dict() for match in found[:limit]], "left_out": max(0, len(found) - limit)}
+    matches = [{"handle": str(match.handle), "score": round(match.score, 3)} for match in found[:limit]]
+    return {"matches": matches, "left_out": len(found) - len(matches)}
 
 
 def _materialize(manager: MemoryManager, given: Json) -> Json:

@@ -77,7 +77,7 @@ def _read_chatgpt(reader: Reader, pieces: Sequence[Piece]) -> None:
 
 def _branch(nodes: Json, current: object) -> Iterator[tuple[str, Json]]:
     """Messages from the first one to the current one, by the names of their nodes."""
-    if current not in nodes:  # the last one that nothing follows
+    if not isinstance(current, str) or current not in nodes:  # the last one that nothing follows
         current = next((name for name in reversed(list(nodes)) if not _inner(nodes, name).get("children")), None)
     path: dict[str, Json] = {}
     while isinstance(current, str) and current in nodes and current not in path:
