@@ -404,3 +404,56 @@ def within_budget(rows: Sequence[int], tokens: Sequence[int], budget: int) -> li
             handed.append(u)
             left -= tokens[u]
     return handed
+
+
+# Eq. 16
+
+
+def supporting_item(
+    answer: Iterable[str], asked: Iterable[str], items: Sequence[Iterable[str]], share: float = 1.0
+) -> int | None:
+    """The best item that bears an answer out, all of them given as content words. Ours.
+
+    It holds at least ``share`` of the words that the question does not have (of all, where it has them all), and no
+    other holds more.
+    """
+    words = set(answer) - set(asked) or set(answer)
+    best, most = None, 0
+    for i, item in enumerate(items):
+        held = sum(word in set(item) for word in words)
+        if held > most and held >= share * len(words):
+            best, most = i, held
+    return best
+
+
+def pruned(
+    elements: Sequence[Sequence[str]], asked: Iterable[str], items: Sequence[Iterable[str]], share: float
+) -> list[int]:
+    """The elements of a list that stay: each once, new beside the question, and supported; all where none would."""
+    kept: list[int] = []
+    for i, element in enumerate(elements):
+        new = set(element) - set(asked)
+        again = any(set(element) == set(elements[j]) for j in kept)
+        if new and not again and supporting_item(element, asked, items, share) is not None:
+            kept.append(i)
+    return kept or list(range(len(elements)))
+
+
+def only_candidate(candidates: Sequence[Sequence[str]]) -> str | None:
+    """What replaces a scalar: the one value of its type in all of R(q), if there is just one."""
+    values = {value for item in candidates for value in item}
+    return values.pop() if len(values) == 1 else None
+
+
+def calibrate_scalar(
+    answer: str | None, form: Mapping[str, str], candidates: Sequence[Sequence[str]], *, abstain: bool
+) -> str | None:
+    """Eq. 16 for a scalar: in form if it was given, else the only candidate, else nothing (None).
+
+    Ours: an answer of the type asked for is not replaced, as a count may be right and stand in no single item; one
+    that nothing supports can be taken back (``abstain``).
+    """
+    if answer is None:
+        return only_candidate(candidates)
+    supported = any(form[answer] == value for item in candidates for value in item)
+    return form[answer] if supported or not abstain else None

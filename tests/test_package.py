@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = (".py", ".toml", ".jsonl", "py.typed")
+SHIPPED = (".py", ".toml", ".html", ".jsonl", "py.typed")
 # Benchmark sets, by what their files are called; their licences keep them out of what we hand on.
 DATASETS = ("locomo", "hotpot", "musique", "2wiki", "longmemeval")
 

@@ -88,6 +88,7 @@ class EvidenceWriter:
             session=trace.session,
             tokens=self.tokens[row],
             boundary=trace.boundary,
+            role=trace.role,
             relevance=float(self.views.signals["cosine"][slot, row]),
             explanation=self._explanation(slot, m, row, score) if self.explain else None,
         )

@@ -26,6 +26,7 @@ class EvidenceItem:
     session: str = ""
     tokens: int = 0  # what it costs a reader, counted by the encoder's tokenizer, date and speaker included
     boundary: str = ""
+    role: str = ""
     relevance: float = 0.0  # cosine of the query and the trace, or the window around it: the same measure everywhere
     explanation: Mapping[str, Any] | None = None  # ranks, sums, signals, window and episode, when asked for
 

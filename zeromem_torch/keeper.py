@@ -162,9 +162,11 @@ def _names_any(line: str, keys: Collection[tuple[str, str]], boundaries: Collect
 
 
 def _some(items: Any, what: str, unit: str) -> Iterator[Any]:
-    """Items some at a time, with a bar where there are many and somebody looks."""
-    quiet = True if len(items) <= AT_ONCE else None  # None: quiet when stderr is no terminal
-    with tqdm(total=len(items), desc=what, unit=unit, disable=quiet) as bar:
+    """Items some at a time, with a bar where there are many and stderr is a terminal."""
+    if len(items) <= AT_ONCE:  # even a bar that is not shown takes a lock that all forks of a process share
+        yield from [items] if len(items) else []
+        return
+    with tqdm(total=len(items), desc=what, unit=unit, disable=None) as bar:
         for start in range(0, len(items), AT_ONCE):
             yield items[start : start + AT_ONCE]
             bar.update(min(AT_ONCE, len(items) - start))

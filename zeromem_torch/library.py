@@ -196,6 +196,9 @@ class ZeroMem:
         budget = _bytes(memory_budget)
         if read_only and not (path / RECORD).exists():
             raise ZeroMemError.of("path", "a folder that holds a memory", str(path), "open it for writing to make one")
+        if not (path / RECORD).exists() and (path / "index" / "manifest.json").exists():
+            advice = "restore it from a backup; to begin anew, remove the folder's index too"
+            raise ZeroMemError.of("path", f"the record {RECORD} beside its index", "no such file", advice)
         held = None if read_only else _hold(path)
         record = None
         try:
@@ -669,7 +672,7 @@ class ZeroMem:
             index = {} if self._keeper is None else self._keeper.segments.stats()
             return {
                 "traces": len(self),
-                "boundaries": len(self._counts),
+                "boundaries": dict(self._counts),
                 "encoder": self._made_with,
                 "path": None if self.path is None else str(self.path),
                 "live_bytes": self._memories.nbytes,

@@ -71,7 +71,7 @@ class Model:
 
     live: dict[Key, Trace] = field(default_factory=dict)
     said: dict[Key, list[Trace]] = field(default_factory=dict)
-    purged: list[Trace] = field(default_factory=list)
+    purged: list[Trace] = field(default_factory=list)  # since the files were looked through last
 
     def copy(self) -> Model:
         return Model(dict(self.live), {key: list(own) for key, own in self.said.items()}, list(self.purged))
@@ -221,7 +221,7 @@ class Trap:
     def drawn(cls, draws: random.Random) -> Trap:
         (kind,) = draws.choices(("clock", "index", "statement", "in a statement"), (4, 4, 2, 2))
         most = {"index": 90, "statement": 150, "in a statement": 900}.get(kind, 0)
-        return cls(kind, draws.randint(0, most), draws.uniform(0.0, 0.8))
+        return cls(kind, draws.randint(0, most), draws.uniform(0.0, 0.5))
 
     def step(self) -> None:
         self.left -= 1
@@ -408,7 +408,7 @@ def run(points: int, seed: int, where: Path) -> Score:
             score.acknowledged += _size(model, operation)
             model = model.after(operation)
         found = examine(folder, model, cut_short, draws)
-        model = found.model
+        model = replace(found.model, purged=[])  # what no file holds any more does not come back
         score.points += 1
         score.lost += len(found.lost)
         score.unhealed += bool(found.unhealed)
@@ -423,6 +423,7 @@ def run(points: int, seed: int, where: Path) -> Score:
             model, folder = Model(), where / f"memory-{attempts}"
         if score.points % 25 == 0 or score.points == points:
             _tell(f"{score.points} of {points} points, {score.acknowledged} acknowledged, {score.lost} lost")
+    shutil.rmtree(folder, ignore_errors=True)
     return score
 
 

@@ -60,8 +60,9 @@ def acknowledged(
     for call in calls:
         name = call.target or call.path
         if name == acknowledgements:
-            found.append(Acknowledged(frozenset(written), frozenset(unsynced)))
-            written.clear()
+            if call.name != "create":
+                found.append(Acknowledged(frozenset(written), frozenset(unsynced)))
+                written.clear()
         elif call.name in ("fsync", "fdatasync"):
             unsynced.discard(name)
         elif watched(name):

@@ -1,8 +1,9 @@
 """Every acknowledgement follows its sync: an added trace is on disk before `add` returns, not in the kernel's care."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from faults.shim import Call, acknowledged, calls_of
+from faults.shim import Acknowledged, Call, acknowledged, calls_of
 
 ADDED = 5
 SCRIPT = """
@@ -11,40 +12,44 @@ from pathlib import Path
 from zeromem_torch.store import Record, sqlite
 from zeromem_torch.substrate.traces import Trace
 
-acknowledgements = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-for folder, syncs in ((Path(sys.argv[2]), True), (Path(sys.argv[3]), False)):
-    record = Record(folder / "memory.sqlite")
-    if not syncs:
+added, *folders = sys.argv[1:]
+for folder in folders:
+    record = Record(Path(folder, "memory.sqlite"))
+    if folder.endswith("careless"):
         sqlite.driver_of(record._engine).execute("PRAGMA synchronous=OFF")
-    for number in range(int(sys.argv[4])):
+    told = os.open(folder + ".told", os.O_WRONLY | os.O_CREAT)
+    for number in range(int(added)):
         record.add([Trace(f"{number}.{turn}", "b", "hello " * 500) for turn in range(3)])
-        os.write(acknowledgements, b"done\\n")
+        os.write(told, b"done")
     record.update("b", "0.0", {"text": "changed"})
-    os.write(acknowledgements, b"done\\n")
+    os.write(told, b"done")
     record.delete([("b", "0.0")])
-    os.write(acknowledgements, b"done\\n")
+    os.write(told, b"done")
     record.purge(keys=[("b", "0.0")])
-    os.write(acknowledgements, b"done\\n")
+    os.write(told, b"done")
     record.close()
 """
 
 
 def test_every_acknowledgement_follows_its_sync(tmp_path: Path) -> None:
-    acknowledgements, sound, careless = tmp_path / "acknowledged", tmp_path / "sound", tmp_path / "careless"
-    sound.mkdir()
-    careless.mkdir()
+    folders = [tmp_path / "sound", tmp_path / "careless"]
+    for folder in folders:
+        folder.mkdir()
 
-    calls = calls_of(SCRIPT, acknowledgements, sound, careless, str(ADDED), folder=tmp_path)
+    calls = calls_of(SCRIPT, str(ADDED), *folders, folder=tmp_path)
 
-    def in_record(folder: Path) -> list[frozenset[Path]]:
-        """What was not synced before each acknowledgement of this folder; shared memory is no part of the record."""
-        seen = acknowledged(calls, acknowledgements, lambda path: path.parent == folder and path.suffix != ".sqlite-shm")
-        own = [one for one in seen if one.written]
-        assert len(own) == ADDED + 3
-        return [one.unsynced for one in own]
+    def told(folder: Path) -> Sequence[Acknowledged]:
+        def of_the_record(path: Path) -> bool:
+            return path.parent == folder and not path.name.endswith("-shm")  # shared memory, made anew at each opening
 
-    assert not any(in_record(sound))
-    assert all(careless / "memory.sqlite-wal" in unsynced for unsynced in in_record(careless)[:ADDED])
+        return acknowledged(calls, folder.with_suffix(".told"), of_the_record)
+
+    sound, careless = map(told, folders)
+    assert len(sound) == len(careless) == ADDED + 3
+    assert all(one.written for one in sound)
+    assert not any(one.unsynced for one in sound)
+    log = folders[1] / "memory.sqlite-wal"
+    assert all(log in one.written & one.unsynced for one in careless[: ADDED + 2])
 
 
 def test_the_rule_itself() -> None:

@@ -14,46 +14,56 @@ _CONTROL = re.compile(r"<\|[^<>|\n]{1,40}\|>|</?s>|\[/?INST\]|```\w*")
 _MARKUP = re.compile(r"(?<!\w)(\*{1,3}|_{2,3}|`)(?=\S)(.+?)(?<=\S)\1(?!\w)")
 _HEADING = re.compile(r"^\s*(?:#{1,6}|>)\s+")
 _BULLET = re.compile(r"^\s*(?:[-*\u2022\u2013]\s+|\(?\d{1,2}[.)]\s+)")
-_CITED = re.compile(r"\s*\[(?:item\s*)?\d{1,3}(?:\s*,\s*\d{1,3})*\]|\s*\((?:item|note|source|evidence|see)s?\b[^()]{0,80}\)", re.I)
+_CITED = re.compile(
+    r"\s?(?:\[(?:item\s)?\d{1,3}(?:,\s?\d{1,3})*\]|\((?:item|note|source|evidence|see)s?\b[^()]{0,80}\))(?!\w)", re.I
+)
 _LABEL = re.compile(r"^\W*(?:(?:final|short|the|my)\s+)*answer\s*[:=]\s*|^\W*(?:a|output|response)\s*:\s+", re.I)
 _QUESTION = re.compile(r"^\W*(?:q|question)\s*:", re.I)
-_EXPLAINS = re.compile(r"^\W*(?:note|explanation|reason(?:ing)?|evidence|source|sources|context|confidence)s?\s*:", re.I)
+_EXPLAINS = re.compile(r"^\W*(?:note|explanation|reason(?:ing)?|evidence|source|context|confidence)s?\s*:", re.I)
+_SEEN = "notes?|evidence|conversations?|context|memor(?:y|ies)|text|items?|information|dialogue|messages?|documents?"
 _LEADS = re.compile(
-    r"""^(?:
+    rf"""^(?:
       (?:sure|certainly|of\ course|okay|ok|great\ question)\s*[,!.:]\s*
-    | (?:based\ on|according\ to|from|in)\s+(?:the|these|your)\s+(?:\w+\s+){0,3}
-      (?:notes?|evidence|conversations?|context|memor(?:y|ies)|text|items?|information|dialogue|messages?|passages?|documents?)
+    | (?:based\ on|according\ to|from|in)\s+(?:the|these|your)\s+(?:\w+\s+){{0,3}}(?:{_SEEN})
       (?:\s+(?:provided|given|above|shown))?\s*[,:]\s*
     | (?:so|thus|therefore|hence)\s*,\s*
-    | (?:the|my)\s+(?:\w+\s+){0,2}answer\s+(?:to\s+(?:the|your|this)\s+question\s+)?(?:is|was|would\ be)\s*(?:that\s+)?:?\s*
-    | (?:here\ (?:is|are)|these\ are|the\ following\ (?:is|are))\b[^:\n]{0,80}:\s+
+    | (?:the|my)\s+(?:\w+\s+){{0,2}}answer\s+(?:to\s+(?:the|your|this)\s+question\s+)?
+      (?:is|was|would\ be)\s*(?:that\s+)?:?\s*
+    | (?:here\ (?:is|are)|these\ are|the\ following\ (?:is|are))\b[^:\n]{{0,80}}:\s+
     )(?=\S)""",
     re.I | re.X,
 )
 _TAILS = re.compile(
-    r"\s*[,;(\u2014-]*\s*\b(?:according\s+to|based\s+on|as\s+(?:mentioned|stated|said|noted|shown|described))\s+(?:in|by|on)?\s*"
-    r"(?:the\s+)?(?:\w+\s+){0,3}(?:notes?|evidence|conversation|context|memory|text|item|information)\b.{0,60}$",
+    r"\s?[,;(\u2014-]?\s?\b(?:according\s+to|based\s+on|as\s+(?:mentioned|stated|said|noted|shown|described))\s+"
+    rf"(?:(?:in|by|on)\s+)?(?:the\s+)?(?:\w+\s+){{0,3}}(?:{_SEEN})\b.{{0,60}}$",
     re.I,
 )
 _QUOTES = {'"': '"', "\u201c": "\u201d", "'": "'", "\u2018": "\u2019", "\u00ab": "\u00bb", "(": ")", "[": "]"}
 _REFUSALS = re.compile(
-    r"\b(?:not\s+in\s+(?:the\s+)?memory|no\s+(?:such\s+)?information|not\s+(?:explicitly\s+)?(?:mentioned|stated|specified|provided|given"
-    r"|available|known)|i\s+(?:do\s+not|don'?t)\s+know|(?:can|could)(?:not|'t|\s+not)\s+(?:be\s+)?(?:answer|determine|find|found)(?:ed|d)?"
-    r"|does\s+not\s+(?:mention|say|specify)|doesn'?t\s+(?:mention|say|specify)|unanswerable|insufficient\s+(?:information|evidence))\b",
+    r"\b(?:not\s+in\s+(?:the\s+)?memory|no\s+(?:such\s+)?information\s+(?:is|was|about|on|in|given|available|provided)"
+    r"|unanswerable|insufficient\s+(?:information|evidence)|not\s+(?:explicitly\s+)?(?:mentioned|stated|specified)"
+    r"|(?:does\s+not|doesn['\u2019]?t|do\s+not|don['\u2019]?t)\s+(?:mention|say|specify)"
+    r"|(?:can|could)(?:not|['\u2019]t|\s+not)\s+(?:be\s+)?(?:answered|answer|determined?))\b"
+    r"|^(?:i\s+(?:do\s+not|don['\u2019]?t)\s+know|not\s+(?:known|available|provided|given)|unknown|unsure|none|n/a"
+    r"|no\s+(?:answer|information))\W*$",
     re.I,
 )
 
 
-def lines_of(raw: str, question: str, speakers: Iterable[str] = ()) -> list[str]:
-    """The lines of a reply that may hold its answer; several where it is a list of lines, none for a blank reply."""
+def lines_of(raw: str, question: str, speakers: Iterable[str] = (), *, dated: bool = False) -> list[str]:
+    """The lines of a reply that may hold its answer; several where it is a list of lines, none for a blank reply.
+
+    A copied line of the evidence loses its speaker, and the day before that unless `dated`.
+    """
     thought = raw.rfind("</think>")
     if thought >= 0:
         raw = raw[thought + len("</think>") :]
     elif raw[:100].lstrip().startswith("<think>"):  # it never came to its answer
         return []
     text = _CONTROL.sub(" ", raw[:LONGEST])
-    asked = tokenize(question)
-    heads = [re.compile(rf"^\W*(?:[^:\n]{{0,40}}\d,?\s+)?{re.escape(name)}\s*:\s+") for name in speakers if name.strip()]
+    asked = tokenize(question[:LONGEST])
+    names = "|".join(re.escape(name) for name in speakers if name.strip())
+    head = re.compile(rf"^\W*([^:\n]{{0,40}}\d,?\s+)?(?:{names})\s*:\s+") if names else None
     lines: list[tuple[bool, str]] = []
     for line in text.splitlines():
         if _EXPLAINS.match(line) and lines:
@@ -65,7 +75,7 @@ def lines_of(raw: str, question: str, speakers: Iterable[str] = ()) -> list[str]
                 break
             continue
         bullet = bool(_BULLET.match(line))
-        if said := _plain(_BULLET.sub("", line), asked, heads):
+        if said := _plain(_BULLET.sub("", line), asked, head, r"\1" if dated else ""):
             lines.append((bullet, said))
         elif lines and not line.strip() and not lines[-1][0]:
             break  # a paragraph further down explains
@@ -77,12 +87,18 @@ def lines_of(raw: str, question: str, speakers: Iterable[str] = ()) -> list[str]
 
 def refuses(text: str) -> bool:
     """Whether a reply says, in few words, that the evidence does not hold the answer."""
-    return len(text) < 160 and bool(_REFUSALS.search(text)) or text.casefold() in ("unknown", "none", "n/a", "no answer")
+    return len(text) < 160 and bool(_REFUSALS.search(text))
 
 
-def first_sentence(text: str) -> str:
-    spans = sentence_spans(text)
-    return unended(text[spans[0][0] : spans[0][1]]) if spans else ""
+def sentences_of(text: str) -> list[str]:
+    """Sentences without what ends them; initials ("J.K. Rowling") end none."""
+    sentences: list[str] = []
+    start = 0
+    for _, end in sentence_spans(text):
+        if end == len(text) or not _INITIALS.search(text, start, end):
+            sentences.append(unended(text[start:end]))
+            start = end
+    return [sentence for sentence in sentences if sentence]
 
 
 def unended(text: str) -> str:
@@ -101,25 +117,23 @@ def unended(text: str) -> str:
         text = kept
 
 
+_INITIALS = re.compile(r"(?:\b[A-Z]\.)+$")
 _ABBREVIATED = frozenset("jr sr inc ltd co corp st dr mr mrs ms etc vs no".split())
 
 
-def _plain(line: str, asked: list[str], heads: list[re.Pattern[str]]) -> str:
+def _plain(line: str, asked: list[str], head: re.Pattern[str] | None, kept_of_head: str) -> str:
     """A line without labels, lead-ins and markup; "" for one that only repeats the question."""
-    line = "".join(" " if unicodedata.category(char) == "Cc" else char for char in line)
-    while True:
-        kept = _HEADING.sub("", line)
-        kept = _MARKUP.sub(r"\2", kept)
-        kept = _CITED.sub("", kept)
-        kept = _LABEL.sub("", kept)
-        for head in heads:
-            kept = head.sub("", kept)
-        kept = _LEADS.sub("", kept.strip())
-        kept = _TAILS.sub("", kept) or kept
-        kept = unended(_without_question(kept, asked))
-        if kept == line:
-            return kept
-        line = kept
+    line = " ".join("".join(" " if unicodedata.category(char) == "Cc" else char for char in line).split())
+    while True:  # what is taken off may lay the next open; each round makes it shorter
+        said = _MARKUP.sub(r"\2", _HEADING.sub("", line))
+        said = _LABEL.sub("", _CITED.sub("", said))
+        said = head.sub(kept_of_head, said) if head else said
+        said = _LEADS.sub("", said.strip())
+        said = _TAILS.sub("", said) or said
+        said = unended(_without_question(said, asked))
+        if said == line:
+            return said
+        line = said
 
 
 def _without_question(text: str, asked: list[str]) -> str:

@@ -241,17 +241,12 @@ def stats_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _stats(options: argparse.Namespace) -> int:
-    from zeromem_torch.library import RECORD
-    from zeromem_torch.store import Record
-
     with opened(options, read_only=True) as memory:
         stats = memory.stats()
-    record = Record(options.memory / RECORD, read_only=True)
-    counts = record.boundaries()
-    record.close()
+    counts = stats["boundaries"]
     size = sum(path.stat().st_size for path in Path(options.memory).rglob("*") if path.is_file())
     if options.json:
-        show.as_json({**stats, "boundaries": counts, "disk_bytes": size})
+        show.as_json({**stats, "disk_bytes": size})
         return 0
     show.lines(
         f"memory      {options.memory}",

@@ -146,5 +146,4 @@ _TREEBANK: Sequence[tuple[str, str]] = (
     (r"\s+", " "),
     (r"(?<=[^' ])('[smd]|'ll|'re|'ve|n't|')(?= )", r" \1"),
     (r"\b(can)(not)\b|\b(gim|lem)(me)\b|\b(gon)(na)\b|\b(got)(ta)\b|\b(wan)(na)(?=\s)", r"\1\3\5\7\9 \2\4\6\8\g<10>"),
-    (r"(?<= )('t)(is|was)\b", r"\1 \2"),
 )

@@ -66,8 +66,10 @@ class Record:
             self._writer = self._engine.execution_options(write=True)
             try:
                 migrate(self._engine, self._name, read_only=read_only)
-                if not read_only and self.setting(_PURGING):
-                    self._scrub()
+                if not read_only:
+                    sqlite.use_log(self._engine)  # not before it is known to be ours
+                    if self.setting(_PURGING):
+                        self._scrub()
             except BaseException:
                 self._engine.dispose()
                 raise
@@ -206,7 +208,8 @@ class Record:
         """What has happened to a trace, oldest first; nothing to one that was never there, or was purged."""
         of_it = select(*ENTRY).where(HISTORY.c.id == id, HISTORY.c.boundary == boundary).order_by(HISTORY.c.number)
         with self._reading() as connection:
-            entries = [read_entry(row) for row in connection.execute(of_it)]
+            with connection.execute(of_it) as rows:
+                entries = [read_entry(row) for row in rows]
             found = statements.find(connection, [(boundary, id)])
         befores = [None if text is None else json.loads(text) for *_, text in entries]
         now = found[boundary, id][1].to_dict() if found else None
@@ -300,8 +303,8 @@ class Record:
             with self._writer.begin() as connection:
                 connection.execute(delete(SETTINGS).where(SETTINGS.c.name == _PURGING))
 
-    def _cut_log(self, state: str = "nothing was changed") -> None:
-        with sqlite.in_words(self._path):
+    def _cut_log(self, state: str = sqlite.UNCHANGED) -> None:
+        with sqlite.in_words(self._path, state):
             if not sqlite.cut_log(sqlite.driver_of(self._engine)):
-                advice = f"wait for its end, and try again; {state}"
-                raise ZeroMemError.of(self._name, "a log that nobody is reading", "a search elsewhere", advice)
+                advice = f"wait until it has done, and try again; {state}"
+                raise ZeroMemError.of(self._name, "a log in use here only", "another process that reads it", advice)

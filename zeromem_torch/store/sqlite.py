@@ -32,7 +32,7 @@ _REFUSALS = {
     sqlite3.SQLITE_IOERR: ("a disk that can be read and written", "check the disk, and try again"),
 }
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: of tables that are not ours
-_UNCHANGED = "nothing was changed, and nothing stored is lost"
+UNCHANGED = "nothing was changed, and nothing stored is lost"
 
 
 def engine_of(path: Path | None, *, read_only: bool = False) -> Engine:
@@ -51,12 +51,17 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
     # Without an isolation level: or sqlite3 would begin transactions where it thinks fit, and never with the lock.
     connection = sqlite3.connect(name, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        for pragma in _PRAGMAS if read_only else (*_PRAGMAS, "journal_mode=WAL"):
+        for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def use_log(engine: Engine) -> None:
+    """Keep a write-ahead log, with which readers and a writer are not in each other's way. The file remembers it."""
+    driver_of(engine).execute("PRAGMA journal_mode=WAL")
 
 
 def driver_of(engine: Engine) -> sqlite3.Connection:
@@ -73,7 +78,8 @@ def cut_log(driver: sqlite3.Connection) -> bool:
 
 
 def structure_problems(connection: Connection) -> list[str]:
-    return [row[0] for row in connection.exec_driver_sql("PRAGMA integrity_check") if row[0] != "ok"]
+    rows = connection.exec_driver_sql("PRAGMA integrity_check")
+    return [" ".join(row[0].split()) for row in rows if row[0] != "ok"]
 
 
 def copy(source: sqlite3.Connection, path: Path) -> None:
@@ -126,7 +132,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def in_words(path: Path | None, state: str = _UNCHANGED) -> Iterator[None]:
+def in_words(path: Path | None, state: str = UNCHANGED) -> Iterator[None]:
     """Say what is wrong with a file in our words, and what became of the traces."""
     try:
         yield

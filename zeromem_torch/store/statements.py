@@ -22,8 +22,8 @@ _AT_ONCE = 1000  # values in one list
 
 def stored(connection: Connection, condition: ColumnElement[bool]) -> list[Stored]:
     """Traces that a condition holds for, by sequence number."""
-    rows = connection.execute(select(*ROW).where(condition).order_by(TRACES.c.seq))
-    return [(row[0], read_trace(row)) for row in rows]
+    with connection.execute(select(*ROW).where(condition).order_by(TRACES.c.seq)) as rows:  # closed by a damaged one
+        return [(row[0], read_trace(row)) for row in rows]
 
 
 def fetch(connection: Connection, seqs: Iterable[int]) -> list[Stored]:

@@ -256,10 +256,14 @@ def _checked_metadata(where: _Where, metadata: object) -> dict[str, str | int | 
         check_text(where, "metadata key", key, blank_ok=False)
         if isinstance(value, str):
             check_text(where, f"metadata[{_shown(key)}]", value, blank_ok=True)
-        elif not isinstance(value, (bool, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
-            expected, advice = "a string, a bool or a finite number", "drop it, or write it as a string"
+        elif not isinstance(value, (bool, int, float)) or not _storable(value):
+            expected, advice = "a string, a bool, a 64-bit or a finite number", "drop it, or write it as a string"
             raise ZeroMemError.of(f"{where}, metadata[{_shown(key)}]", expected, value, advice)
     return dict(metadata)
+
+
+def _storable(value: float) -> bool:
+    return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
 
 
 def _joined_parts(where: _Where, content: object) -> object:

@@ -28,7 +28,7 @@ def packed(runs: Sequence[Run]) -> str:
         "traces": list(texts),
         "questions": list(questions.values()),
     }
-    written = json.dumps(data, separators=(",", ":")).encode()  # ASCII: half a surrogate pair passes too
+    written = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return base64.b64encode(gzip.compress(written, mtime=0)).decode()
 
 
@@ -59,8 +59,8 @@ def _question(number: int, run: Run, line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(line: Mapping[str, Any], texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
     def place(item: Mapping[str, Any]) -> int:
-        day = (item.get("time") or "")[:10]
-        said = (item["trace_id"], item.get("speaker") or item.get("title") or "", day, item.get("session") or "", item["text"])
+        who, when = item.get("speaker") or item.get("title") or "", (item.get("time") or "")[:10]
+        said = (item["trace_id"], who, when, item.get("session") or "", item["text"])
         return texts.setdefault(said, len(texts))
 
     def handed(item: Mapping[str, Any]) -> list[Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from zeromem_torch.substrate.traces import ZeroMemError
@@ -41,12 +43,18 @@ class Run:
     @property
     def context(self) -> str | None:
         """Length of a long context: "56K", "224K" or "448K"; None for other data."""
-        said = self.result.get("context") or f"{self.result['dataset']} {self.result['split']}"
-        found = re.search(r"(?<![a-z0-9])(\d+)k(?![a-z0-9])", said, re.IGNORECASE)
-        return f"{found[1]}K" if found else None
+        context: str | None = self.result.get("context")
+        return context.upper() if context else None
 
     def label(self, system: str) -> str:
         return str(self.result.get("labels", {}).get(system, system))
+
+    @cached_property
+    def short(self) -> Mapping[str, str]:
+        """Labels of the systems where there is little room, no two the same."""
+        labels = {name: shorten(self.label(name).partition(",")[0], 28, placeholder="…") for name in self.systems}
+        counts = Counter(labels.values())
+        return {name: label if counts[label] == 1 else name for name, label in labels.items()}
 
     def category(self, key: str) -> str:
         """LoCoMo's number and name: tables of other projects permute the names."""
@@ -102,7 +110,8 @@ def _result(path: Path) -> Mapping[str, Any]:
     kind = result.get("kind", "none") if isinstance(result, dict) else "no object"
     if kind != "qa":
         raise ZeroMemError.of(f"{path}, kind", '"qa"', kind, advice)
-    return dict(result)
+    written = json.dumps(result, ensure_ascii=False).encode("utf-8", "replace")  # half a surrogate pair becomes a "?"
+    return dict(json.loads(written))
 
 
 def _lines(path: Path, name: str | None) -> list[Mapping[str, Any]]:

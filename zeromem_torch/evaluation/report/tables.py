@@ -16,11 +16,11 @@ Interval = Sequence[float] | None
 
 
 def text(value: object) -> str:
-    """Safe between tags and in quoted attributes. Half of a surrogate pair cannot be written: it becomes a "?"."""
-    return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+    """Safe between tags and in quoted attributes."""
+    return escape(str(value))
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[tuple[Sequence[Cell], bool]], tall: bool = False) -> str:
+def table(caption: str, head: Sequence[str], rows: Iterable[tuple[Sequence[Cell], bool]]) -> str:
     """Heads and cells are HTML; the first cell of a row names it, and a marked row is ours."""
     heads = "".join(f'<th scope="col">{name}</th>' for name in head)
     body = []
@@ -29,8 +29,8 @@ def table(caption: str, head: Sequence[str], rows: Iterable[tuple[Sequence[Cell]
         body.append(f'<tr{" class=ours" if ours else ""}><th scope="row">{first[0]}</th>{rest}</tr>')
     lines = "\n".join(body)
     return (
-        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="group" aria-label="{caption}"><table>\n'
-        f"<caption>{caption}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{caption}"><table>\n'
+        f"<caption><span>{caption}</span></caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>"
     )
 
 
@@ -59,8 +59,9 @@ def by_category(run: Run) -> str:
 
 def costs(run: Run) -> str:
     """Table 2: what the answers are worth, and what memory and reader took."""
-    head = ["System", "F1", "BLEU-1", "Answer in<br>evidence", "at 512<br>tokens", "Evidence<br>tokens", "Reader<br>tokens"]
-    head += ["a<br>query", "LLM tokens<br>of memory", "Memory<br>seconds", "a<br>query", "Reading<br>seconds"]
+    head = ["System", "F1", "BLEU-1", "Answer in<br>evidence", "at 512<br>tokens", "Evidence<br>tokens"]
+    head += ["Reader<br>tokens", "tokens<br>a query", "LLM tokens<br>of memory"]
+    head += ["Memory<br>seconds", "seconds<br>a query", "Reading<br>seconds"]
     every = [system["overall"] for system in run.systems.values()]
     at_512 = [part.get("answer_in_evidence_at", {}).get("512") for part in every]
     measured = [[_part(part, "f1") for part in every], [_part(part, "bleu1") for part in every]]
@@ -74,9 +75,10 @@ def costs(run: Run) -> str:
         ]
         asked = max(1, part["n"])
         llm = part.get("memory_llm_tokens")
-        spent = [_count(part.get("evidence_tokens")), _count(part["reader_tokens"]), _count(part["reader_tokens"] / asked)]
-        spent += ["not counted" if llm is None else _count(llm), f"{part['seconds']:.2f}", f"{part['seconds'] / asked:.3f}"]
-        spent += [f"{part['read_seconds']:.1f}"] if "read_seconds" in part else [NOTHING]
+        tokens, seconds = part["reader_tokens"], part["seconds"]
+        spent = [_count(part["evidence_tokens"]), _count(tokens), _count(tokens / asked)]
+        spent += ["not counted" if llm is None else _count(llm)]
+        spent += [f"{seconds:.2f}", f"{seconds / asked:.3f}", f"{part['read_seconds']:.1f}"]
         return [(text(run.label(name)), ""), *cells, *((cell, "") for cell in spent)]
 
     rows = [(row(name, part, at), name == MAIN) for at, (name, part) in enumerate(zip(run.systems, every, strict=True))]
@@ -99,18 +101,19 @@ def by_context(runs: Sequence[Run]) -> str:
         ]
         return [(text(label), ""), *cells]
 
-    head = ["System", *(f"{run.context} tokens<br>n = {max(s['overall']['n'] for s in run.systems.values())}" for run in ordered)]
-    said = f"{text(ordered[0].result['dataset'])}, {text(ordered[0].result['reader'])}"
-    return table(
-        f"Table 3. F1 / BLEU-1 by length of the context. {said}", head, [(row(n, at), n == MAIN) for at, n in enumerate(names)]
-    )
+    counts = [max(part["n"] for part in column if part) for column in parts]
+    head = ["System", *(f"{run.context} tokens<br>n = {n}" for run, n in zip(ordered, counts, strict=True))]
+    said = text(f"{ordered[0].result['dataset']}, {ordered[0].result['reader']}")
+    rows = [(row(name, at), name == MAIN) for at, name in enumerate(names)]
+    return table(f"Table 3. F1 / BLEU-1 by length of the context. {said}", head, rows)
 
 
 def conventions(run: Run) -> str:
     """The same answers under every convention, before and after calibration."""
     kinds = [("f1", "F1"), ("bleu1", "BLEU-1"), ("raw_f1", "F1 raw"), ("raw_bleu1", "BLEU-1 raw")]
     every = [system["overall"] for system in run.systems.values()]
-    keys = [(kind, label, name) for kind, label in kinds for name in dict.fromkeys(n for p in every for n in p.get(kind, {}))]
+    names = {kind: dict.fromkeys(name for part in every for name in part.get(kind, {})) for kind, _ in kinds}
+    keys = [(kind, label, name) for kind, label in kinds for name in names[kind]]
     head = ["System", *(f"{label}<br>{text(name)}" for _, label, name in keys)]
     rows = [
         ([(text(run.label(name)), ""), *((_percent(_part(part, kind, of)), "") for kind, _, of in keys)], name == MAIN)
@@ -121,7 +124,8 @@ def conventions(run: Run) -> str:
 
 def comparisons(run: Run) -> str:
     """zeromem minus each other system, on the questions that both answered; "" where nothing was compared."""
-    tests: Mapping[str, Any] = run.result["systems"].get(MAIN, {}).get("vs", {})
+    done: Mapping[str, Any] = run.systems.get(MAIN, {}).get("vs", {})
+    tests = {other: test for other, test in done.items() if other in run.systems}
     shown = [("f1", "F1"), ("bleu1", "BLEU-1"), ("answer_in_evidence", "Answer in evidence")]
     shown += [(f"answer_in_evidence@{n}tok", f"at {n} tokens") for n in (256, 512, 1024)]
     shown = [(key, label) for key, label in shown if any(key in test for test in tests.values())]
@@ -137,15 +141,13 @@ def comparisons(run: Run) -> str:
 
 def calibration(run: Run) -> str:
     """What calibrating the reader's answers did, in all and by rule; "" where no answer changed."""
-    done = run.result["systems"].get(MAIN, {}).get("calibration") or {}
-    rules: Mapping[str, Any] = done.get("by_rule", {})
-    if not done.get("changed") and not rules:
+    done: Mapping[str, Any] = run.systems.get(MAIN, {}).get("calibration", {})
+    if not done.get("changed"):
         return ""
-    whole = [("all changes", ""), (str(done.get("changed", NOTHING)), ""), (_test(done.get("f1")), ""), (_test(done.get("bleu1")), "")]
-    rows = [(whole, True)]
-    for rule, part in sorted(rules.items(), key=lambda pair: -pair[1]["n"]):
-        cells = [(text(rule), ""), (str(part["n"]), ""), (_signed(part["f1_diff"]), ""), (NOTHING, "")]
-        rows.append((cells, False))
+    changed, f1, bleu = str(done["changed"]), _test(done.get("f1")), _test(done.get("bleu1"))
+    rows = [([("all changes", ""), (changed, ""), (f1, ""), (bleu, "")], True)]
+    for rule, part in sorted(done["by_rule"].items(), key=lambda pair: -pair[1]["n"]):
+        rows.append(([(text(rule), ""), (str(part["n"]), ""), (_signed(part["f1_diff"]), ""), (NOTHING, "")], False))
     head = ["Rule", "Answers", "F1, calibrated minus raw", "BLEU-1"]
     caption = f"Calibration of zeromem's answers: over all questions, and the mean of a rule's own. {text(run.name)}"
     return table(caption, head, rows)
@@ -171,7 +173,7 @@ def misses(run: Run, number: int) -> str:
     ]
     totals = [(str(sum(counts[system][kind] for kind in MISSES)), "") for system in systems]
     rows.append(([("all", ""), *totals], True))
-    head = ["Answers with an F1 below one half", *(text(run.label(system)) for system in systems)]
+    head = ["Answers with an F1 below one half", *(text(run.short[system]) for system in systems)]
     return table(f"What went wrong, the first that applies. {text(run.name)}", head, rows) if systems else ""
 
 
@@ -179,7 +181,7 @@ def by_k(run: Run, series: Mapping[str, Mapping[int, float]]) -> str:
     """The numbers of Figure 4."""
     ks = sorted({k for points in series.values() for k in points})
     rows = [
-        ([(text(label), ""), *((_percent(points.get(k)), "") for k in ks)], label == run.label(MAIN))
+        ([(text(label), ""), *((_percent(points.get(k)), "") for k in ks)], label == run.short.get(MAIN))
         for label, points in series.items()
     ]
     return table("Percent by k", ["System", *map(str, ks)], rows)

@@ -1,0 +1,279 @@
+"""The rules of answer calibration (paper Eq. 16), one for each kind of answer: what a reply becomes, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from zeromem_torch.calibration.candidates import FINDERS, SOME_DAY, Candidate, dates_of, day_of, days_of
+from zeromem_torch.calibration.chatter import sentences_of, unended
+from zeromem_torch.calibration.support import Reading, terms_of
+from zeromem_torch.substrate.cues import GRAMMAR
+from zeromem_torch.substrate.tokenizer import STOP_WORDS
+
+
+class Draft(NamedTuple):
+    """A reply after a rule. Without support, `rests_on` is empty; `rule` is "" where nothing changed."""
+
+    text: str
+    rests_on: tuple[int, ...] = ()  # ranks of evidence items
+    rule: str = ""
+    why: str = ""
+
+
+def calibrated(reading: Reading, text: str) -> Draft:
+    """The rule of the question's type, applied once."""
+    for name, rule in _RULES.items():
+        if name in reading.types:
+            return rule(reading, text)
+    return phrase(reading, text)
+
+
+def date(reading: Reading, text: str) -> Draft:
+    """A date in one form. Relative ones count from the day of the item they stand in.
+
+    A reader that gives the day on which something was said, where the item itself says "yesterday", means yesterday.
+    """
+    if said := dates_of(text):
+        first = said[0]
+        words = text[first.start : first.end]
+        same = (words, f"the {words}")  # where what is vague has been resolved before
+        ranks = [r for r, _ in enumerate(reading.items) if any(_equal(told, first, same) for told in reading.dates(r))]
+        if not ranks and len(said) == 1 and (meant := _meant(reading, text, first.key)):
+            return _resolved(reading, *meant)
+        rests_on = (ranks or _inside(reading, first))[:1]
+        return _formed(text, _date_alone(text, said), rests_on, "date: normalised")
+    for rank in reading.nearest(text):  # a date without its year, or a relative one in the words of the item
+        moment = reading.items[rank].time
+        for candidate in dates_of(text, moment)[:1] if moment else ():
+            if moment and candidate.key in (days_of(moment), *(found.key for found in reading.dates(rank))):
+                return _resolved(reading, rank, candidate)
+    dateless = not _DIGIT.search(text) and not dates_of(text, SOME_DAY) and not terms_of(text) <= reading.asked
+    if dateless and _ASKS_WHEN.search(reading.question):
+        for rank in reading.support(text, 0.7):
+            moment, found = reading.items[rank].time, {c.key: c for c in reading.dates(rank)}
+            if len(found) == 1:
+                return _resolved(reading, rank, next(iter(found.values())))
+            if not found and moment and not _meant(reading, day_of(moment), days_of(moment)):
+                why = f"{reading.items[rank].trace_id} says so, and was said on that day"
+                return Draft(day_of(moment), (rank,), "date: of the item", why)
+    return _replaced(reading, "date", text) or Draft(text, reading.support(text))
+
+
+def quantity(reading: Reading, text: str) -> Draft:
+    """The count alone of a longer reply, as it was given: "three" for "She has three turtles."."""
+    if "date" in reading.types and dates_of(text):
+        return date(reading, text)
+    kinds = [kind for kind in ("duration", "number") if kind in reading.types]
+    for kind in kinds:
+        said = FINDERS[kind](text)
+        if len({candidate.key for candidate in said}) > 1:
+            break
+        if len({candidate.key for candidate in said}) == 1:
+            key = said[0].key
+            ranks = [rank for rank in reading.nearest(text) if any(c.key == key for c in reading.found(kind, rank))]
+            shown = said[0].text if len(text.split()) > SHORT else text
+            return _formed(text, shown, ranks[:1], f"{kind}: shortened")
+    for kind in kinds:
+        if better := _replaced(reading, kind, text):
+            return better
+    return phrase(reading, text)
+
+
+def named(reading: Reading, text: str) -> Draft:
+    """The one name of a sentence; a reply that is no sentence stays as it is."""
+    kind = next(kind for kind in ("title", "person", "place", "organisation") if kind in reading.types)
+    if better := _replaced(reading, kind, text):
+        return better
+    draft = phrase(reading, text)
+    if len(draft.text.split()) > SENTENCE and text[0].isupper():  # written as a sentence
+        fresh = {c.key: c for c in FINDERS[kind](draft.text) if not terms_of(c.text) <= reading.asked}
+        if len(fresh) == 1:
+            name = next(iter(fresh.values())).text
+            if rests_on := reading.support(name):
+                return _formed(text, name, rests_on, f"{kind}: shortened")
+    return draft
+
+
+def yes_no(reading: Reading, text: str) -> Draft:
+    """Yes or no with its hedge, and with its reason where the evidence has it.
+
+    A sentence that only repeats the question says yes, or no where it denies. Alone, yes and no rest on the item that
+    is most about the question.
+    """
+    words = terms_of(text)
+    if match := _YES_NO.match(text):
+        reason = text[match.end() :]
+        if terms_of(reason) - reading.asked and (rests_on := reading.support(reason, 0.5)):
+            return Draft(text, rests_on)
+        answer = f"{match['hedge'] or ''}{'yes' if match['word'].casefold() in _YES else 'no'}".capitalize()
+    elif words and len(words & reading.asked) >= 0.5 * len(words):
+        answer = "No" if _DENIES.search(text) else "Yes"
+    else:
+        return phrase(reading, text)
+    return _formed(text, answer, reading.support(reading.question, 0.5), "yes/no: shortened")
+
+
+def several(reading: Reading, text: str) -> Draft:
+    """A list without what repeats and without what no item supports; as it is where nothing would be left."""
+    whole = phrase(reading, text)
+    listed = _SUCH_AS.split(whole.text, maxsplit=1)[-1]
+    elements = [element for part in _BETWEEN.split(listed) if (element := unended(part))]
+    kept: dict[frozenset[str], str] = {}
+    rests_on: list[int] = []
+    for element in elements:
+        words = terms_of(element)
+        if words - reading.asked and (ranks := reading.support(element, LIKE)):
+            kept.setdefault(words, element)
+            rests_on.extend(ranks)
+    rests_on = list(dict.fromkeys(rests_on))
+    if not kept or (len(kept) == len(elements) and (listed == whole.text or len(kept) == 1)):
+        return whole._replace(rests_on=tuple(rests_on))
+    left_out = ", ".join(repr(element) for element in dict.fromkeys(elements) if element not in kept.values())
+    why = f"nothing in the evidence supports {left_out}" if left_out else "its elements, each once"
+    return Draft(", ".join(kept.values()), tuple(rests_on), "list: pruned", why)
+
+
+def phrase(reading: Reading, text: str) -> Draft:
+    """What the sentence that answers says, without the words of the question that lead up to it."""
+    short = text
+    if len(sentences := sentences_of(text)) > 1:
+        shared = [len(terms_of(sentence) & reading.asked) for sentence in sentences]
+        short = sentences[shared.index(max(shared))] if any(shared) else text
+    short = _after_echo(reading, short) or short
+    if "list" not in reading.types and (tail := _TAIL.search(short)) and not reading.support(short[tail.start() :]):
+        short = unended(short[: tail.start()]) or short
+    return _formed(text, short, reading.support(short), "shortened")
+
+
+_RULES: Mapping[str, Callable[[Reading, str], Draft]] = {
+    "list": several,
+    "yes_no": yes_no,
+    "duration": quantity,
+    "number": quantity,
+    "date": date,
+    "title": named,
+    "person": named,
+    "place": named,
+    "organisation": named,
+}
+SHORT = 3  # words of a quantity that stays as it is: "40 points", "about two weeks"
+SENTENCE = 6  # more words than that are no name
+LIKE = 0.34  # of an element's words that one item must hold: a reader says "dog tags" for "tags for my dogs"
+_WORDS = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_LINKS = frozenset("because since by to as with for if when while so not no".split())
+_YES = frozenset(("yes", "yeah", "yep", "yup"))
+_YES_NO = re.compile(
+    r"(?P<hedge>(?:(?:most\s+)?likely|probably|maybe|perhaps)\s+)?(?P<word>yes|yeah|yep|yup|no|nope|not)\b", re.I
+)
+_DID = re.compile(r"\b(?:did|does|do)\b", re.I)
+_DENIES = re.compile(r"\b(?:not|never|no|unlikely|neither|nor|none)\b|n['\u2019]t\b", re.I)
+_ASKS_WHEN = re.compile(
+    r"\bwhen\b|^\W*(?:\w+\s+)?(?:what|which)\s+(?:exact\s+)?(?:date|day|month|year|week|weekend|time|season)\b", re.I
+)
+_QUALIFIERS = re.compile(
+    r"(?:\bthe\s+)?(?:\b(?:around|about|since|until|till|by|early|late|mid|before|after|between|during|circa|from)[\s-]+"
+    r"|\bthe\s+)(?:in\s+|the\s+)?$",
+    re.I,
+)
+_DIGIT = re.compile(r"\d")
+_UNREAD = re.compile(r"\d\S*\s*$")
+_TAIL = re.compile(
+    r",\s+(?:and\s+)?(?:which|who|making|showing|highlighting|indicating|reflecting|demonstrating|suggesting|symboli[sz]ing)\b"
+)
+_SUCH_AS = re.compile(r"^.*?\b(?:including|such\s+as)\s+")
+_BETWEEN = re.compile(r"\s*[;\n]\s*|,\s+(?:and\s+|or\s+)?|\s+(?:and|&)\s+")
+
+
+def _formed(text: str, shown: str, rests_on: Iterable[int], rule: str) -> Draft:
+    if shown == text:
+        return Draft(text, tuple(rests_on))
+    return Draft(shown, tuple(rests_on), rule, f"{text!r} in short" if shown in text else f"{text!r} in one form")
+
+
+def _is_date(text: str) -> bool:
+    said = dates_of(text)
+    return bool(said) and said[0].start == 0 and said[0].end == len(text)
+
+
+def _resolved(reading: Reading, rank: int, candidate: Candidate) -> Draft:
+    item = reading.items[rank]
+    why = f"{item.trace_id} was said on {day_of(item.time)}" if item.time else f"{item.trace_id} says so"
+    return Draft(candidate.text, (rank,), "date: resolved", why)
+
+
+def _equal(told: Candidate, said: Candidate, words: tuple[str, ...]) -> bool:
+    return told.key == said.key or told.text in words
+
+
+def _meant(reading: Reading, text: str, day: tuple[int, int]) -> tuple[int, Candidate] | None:
+    """The one date of an item that was said on this day."""
+    for rank in reading.nearest(text):
+        moment, dates = reading.items[rank].time, reading.dates(rank)
+        if moment and days_of(moment) == day:
+            return (rank, dates[0]) if len({candidate.key for candidate in dates}) == 1 else None
+    return None
+
+
+def _replaced(reading: Reading, kind: str, text: str) -> Draft | None:
+    """The only candidate of the evidence in place of a reply that says nothing new, or nothing but a date."""
+    if terms_of(text) - reading.asked and (kind == "date" or not _is_date(text)):
+        return None
+    if (only := reading.only(kind)) is None:
+        return None
+    rank, candidate = only
+    why = f"nothing supports {text!r}; {reading.items[rank].trace_id} has the only {kind} of the evidence"
+    return Draft(candidate.text, (rank,), f"{kind}: replaced", why)
+
+
+def _inside(reading: Reading, said: Candidate) -> list[int]:
+    """Items whose day, or a date in whose text, lies inside a month or a year that was said."""
+    first, last = said.key
+    inside = []
+    for rank, item in enumerate(reading.items):
+        days = [candidate.key for candidate in reading.dates(rank)] + ([days_of(item.time)] if item.time else [])
+        if any(first <= day[0] and day[1] <= last for day in days):
+            inside.append(rank)
+    return inside
+
+
+def _date_alone(text: str, said: list[Candidate]) -> str:
+    """The dates in our form, with the words that qualify them ("around", "the week before") and those between them.
+
+    As it is where a date is more than was understood of it ("Januarty 5, 2024").
+    """
+    first, last = said[0], said[-1]
+    before = text[: first.start]
+    if _UNREAD.search(before):
+        return text
+    qualifier = _QUALIFIERS.search(before)
+    start = qualifier.start() if qualifier else first.start
+    for candidate in reversed(said):
+        text = text[: candidate.start] + candidate.text + text[candidate.end :]
+    grown = sum(len(candidate.text) - (candidate.end - candidate.start) for candidate in said)
+    return text[start : last.end + grown]
+
+
+def _after_echo(reading: Reading, text: str) -> str:
+    """What follows the words that repeat the question: of "Caroline is researching adoption", "adoption"."""
+    cut = behind = 0
+    subject = verb = asked = False
+    for count, match in enumerate(_WORDS.finditer(text)):
+        word = match.group().casefold().replace("\u2019", "'")
+        bare = word.removesuffix("'s")
+        if any(mark in text[behind : match.start()] for mark in ";:(\u2014"):
+            break
+        behind = match.end()
+        if word in GRAMMAR["auxiliaries"] or bare in reading.names:
+            verb = verb or bare not in reading.names
+            subject = subject or (count == 0 and bare in reading.names)
+            cut = match.end()
+        elif (terms := terms_of(word)) and terms <= reading.asked:
+            asked = True
+            cut = match.end()
+        elif count == 1 and subject and _DID.search(reading.question):  # "Ann met" for "did Ann meet"
+            continue
+        elif bare not in STOP_WORDS or bare in _LINKS or count == 0:
+            break
+    return unended(text[cut:]) if verb or (subject and asked) else text
