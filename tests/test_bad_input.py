@@ -134,7 +134,7 @@ UNUSABLE: list[tuple[str, Any, list[str]]] = [
     ("a text of nobody in the list", [FRESH, "boat"], ["boundary", "user_id"]),
     ("no boundary", [FRESH, {"id": "x", "text": "boat"}], ["boundary", "user_id"]),
     ("a hole in the path", [FRESH, {"id": "x", "text": "boat", "boundary": "a/"}], ["boundary", "not empty", "'a/'"]),
-    ("ends before it begins", [FRESH, {**GOOD, "valid_from": "2024-01-01", "valid_to": "2023-01-01"}], ["valid_to", "valid_from"]),
+    ("ends before it begins", [FRESH, {**GOOD, "valid_from": 1704067200, "valid_to": 1672531200}], ["valid_to", "from"]),
     ("blank text", [FRESH, {"id": "x", "boundary": "b", "text": " "}], ["'x'", "text", "not blank"]),
     ("blank id", [FRESH, {"id": "", "boundary": "b", "text": "boat"}], ["id", "not blank"]),
     ("blank boundary", [FRESH, {"id": "x", "boundary": "\t", "text": "boat"}], ["'x'", "boundary", "not blank"]),

@@ -159,7 +159,9 @@ def test_alignment_is_by_exact_key_and_a_title_weighs_more() -> None:
     bank = pack([memory.index], [memory.sizes])
     asked = "Which film by Tim Burton was made in Hollywood, not Chicago?"
     batch, _ = compile_queries([asked], [0], [memory], bank, encoder, analyse, [None], 0.125)
-    seeds = equations.alignment(query_keys(asked), ["tim burton"], memory.entities, 0.125)
+    keys = query_keys(asked)
+    known = {key: number for key in (*keys, "tim burton") if (number := memory.entities.get(key)) is not None}
+    seeds = equations.alignment(keys, ["tim burton"], known, 0.125)
     assert set(seeds.values()) == {0.125, 1.0}
     dense = batch.entities.dense(1, len(memory.entities))
     assert {e: float(value) for e, value in enumerate(dense[0]) if value} == seeds

@@ -30,11 +30,11 @@ LAYERS = (
     {"cli"},
 )
 # Beside the layers: what a module may import, and who may import it.
-ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "substrate"}}
+ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "evidence", "substrate"}}
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
     "store": {"keeper", "library", "cli"},
-    "reader": {"library", "evaluation", "serving"},
+    "reader": {"library", "evaluation", "serving", "cli"},
 }
 # Peers of one layer stay apart, apart from these.
 PEERS = {("bank", "sparse")}

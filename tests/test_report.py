@@ -24,7 +24,7 @@ from sample_run import DEMO, conversations, write_run
 from toys import RULES, HashEncoder
 
 from zeromem_torch.cli.options import Parser
-from zeromem_torch.evaluation.commands import add_qa_parser, add_report_parser
+from zeromem_torch.cli.qa import add_qa_parser, report_command
 from zeromem_torch.evaluation.qa import run_qa
 from zeromem_torch.evaluation.report import build_report
 from zeromem_torch.evaluation.report.figures import spread
@@ -268,12 +268,12 @@ def test_commands_run_measure_and_report(
     assert called(add_qa_parser, *asked, "--config", str(tmp_path / "rules.toml")) == 0
     assert "bm25" in capsys.readouterr().out
     assert json.loads(run.read_text())["questions"] == 5
-    assert called(add_report_parser, str(run), "--out", str(page)) == 0
+    assert called(report_command, str(run), "--out", str(page)) == 0
     assert str(page) in capsys.readouterr().err
-    assert called(add_report_parser, str(run), "--out", "-") == 0
+    assert called(report_command, str(run), "--out", "-") == 0
     assert capsys.readouterr().out == page.read_text(encoding="utf-8") == build_report([run])
     with pytest.raises(ZeroMemError, match="a file that can be written"):
-        called(add_report_parser, str(run), "--out", str(tmp_path))
+        called(report_command, str(run), "--out", str(tmp_path))
     with pytest.raises(SystemExit):
         called(add_qa_parser, *asked, "--context", "56k")
 

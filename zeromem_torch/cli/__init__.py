@@ -41,6 +41,7 @@ COMMANDS = {
     "handles": ("handles", "store and open entries by typed references"),
     "demo": ("evaluate", "store a shipped conversation and ask it questions"),
     "eval": ("evaluate", "measure systems on a benchmark"),
+    "report": ("qa", "show measured answers as one page"),
 }
 
 

@@ -43,6 +43,14 @@ def eval_command(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(required=True, metavar="WHAT", title="commands")
     own: Any = {"fill": _retrieval_command}  # our Parser's, which argparse's own types do not know
     kinds.add_parser("retrieval", help="is the evidence found?", **own)
+    own = {"fill": _qa_command}
+    kinds.add_parser("qa", help="are the questions answered?", **own)
+
+
+def _qa_command(parser: argparse.ArgumentParser) -> None:
+    from zeromem_torch.cli.qa import add_qa_parser
+
+    add_qa_parser(parser)
 
 
 def _retrieval_command(parser: argparse.ArgumentParser) -> None:

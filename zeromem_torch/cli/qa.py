@@ -101,7 +101,7 @@ def _eval_qa(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_report_parser(parser: argparse.ArgumentParser) -> None:
+def report_command(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         _report,
