@@ -134,7 +134,7 @@ UNUSABLE: list[tuple[str, Any, list[str]]] = [
     ("a text of nobody in the list", [FRESH, "boat"], ["boundary", "user_id"]),
     ("no boundary", [FRESH, {"id": "x", "text": "boat"}], ["boundary", "user_id"]),
     ("a hole in the path", [FRESH, {"id": "x", "text": "boat", "boundary": "a/"}], ["boundary", "not empty", "'a/'"]),
-    ("ends before it begins", [FRESH, {**GOOD, "valid_from": 1704067200, "valid_to": 1672531200}], ["valid_to", "from"]),
+    ("ends before its start", [FRESH, {**GOOD, "valid_from": 1704067200, "valid_to": 1672531200}], ["valid_to"]),
     ("blank text", [FRESH, {"id": "x", "boundary": "b", "text": " "}], ["'x'", "text", "not blank"]),
     ("blank id", [FRESH, {"id": "", "boundary": "b", "text": "boat"}], ["id", "not blank"]),
     ("blank boundary", [FRESH, {"id": "x", "boundary": "\t", "text": "boat"}], ["'x'", "boundary", "not blank"]),
@@ -143,7 +143,7 @@ UNUSABLE: list[tuple[str, Any, list[str]]] = [
     ("surrogate in a name", [FRESH, {"id": "x", "boundary": "b\ud800", "text": "boat"}], ["boundary", "valid Unicode"]),
     ("unknown field", [FRESH, {"id": "x", "boundary": "b", "txt": "boat"}], ["txt", "did you mean 'text'"]),
     ("no date", [FRESH, {"id": "x", "boundary": "b", "text": "boat", "time": "soon"}], ["time", "'soon'", "ISO 8601"]),
-    ("other trace, same id", [FRESH, dataclasses.replace(TALK[0], text="Other.")], ["id", "a/1:1", "another trace"]),
+    ("other trace, same id", [FRESH, dataclasses.replace(TALK[0], text="Other.")], ["id", "a/1:1", "overwrite=True"]),
     ("twice in one call", [FRESH, dataclasses.replace(FRESH, text="Other.")], ["id", "fresh/1", "another id"]),
 ]
 

@@ -178,7 +178,7 @@ def test_without_a_stage_nothing_of_it_is_left() -> None:
 def test_the_encoder_of_the_configuration_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
 
-    def load(name: str, *, device: str) -> HashEncoder:
+    def load(name: str, *, device: str, dtype: None) -> HashEncoder:
         loaded.append((name, device))
         return HashEncoder()
 

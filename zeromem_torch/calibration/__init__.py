@@ -1,1 +1,1 @@
-"""Calibration: of the evidence (paper Eq. 15) before it is handed to a reader."""
+"""Calibration: of the evidence before it is handed over (Eq. 15), and of the answer that comes back (Eq. 16)."""

@@ -77,9 +77,9 @@ def run_retrieval(
     seconds: dict[str, float] = {}
     found: dict[str, dict[str, Found]] = {}
     memory = ZeroMem(config, encoder=encoder, device=device)
-    memory.add(data.traces)
     variants = [name for name in systems if name in VARIANTS]
     if variants:
+        memory.add(data.traces)
         found.update(_run_variants(memory, data.questions, variants))
     plain = [name for name in systems if name in BASELINES]
     with _timed(seconds, "baselines"):
