@@ -1,4 +1,4 @@
-"""Paper Eqs. 3-15 as plain Python loops: the executable specification that every operator is compared with.
+"""Paper Eqs. 3-16 as plain Python loops: the executable specification that every operator is compared with.
 
 Slow and obvious on purpose. Numbers and lists go in and come out; each function takes one query and one memory, since
 packing and batching are what the operators add. "Ours" marks what the paper leaves open and how we chose; DESIGN
