@@ -25,6 +25,8 @@ TALK = (
     "I love pottery, hiking with my dogs and painting sunsets.",
 )
 
+LOVED = "pottery, hiking with my dogs and painting sunsets"
+
 
 def item(number: int, text: str, moment: datetime | None = JUNE) -> EvidenceItem:
     return EvidenceItem(f"t{number}", 0, len(text), text, 1.0, {}, {}, "main", speaker="Ann", time=moment)
@@ -112,6 +114,53 @@ def test_rules(question: str, raw: str, text: str, rule: str, rests_on: str) -> 
     assert said.supported == bool(rests_on)
     assert said.raw == raw
     assert said.explanation
+
+
+@pytest.mark.parametrize(
+    ("question", "raw", "text", "rule", "rests_on"),
+    [
+        ("What does Ann love?", "[4] 9 June 2023, Ann (t3)", LOVED, "shortened", "t3"),
+        ("What does Ann love?", "Ann (t3)", LOVED, "shortened", "t3"),
+        ("What does Ann love?", "[4]", LOVED, "shortened", "t3"),
+        ("What does Ann love?", "pottery (t3)", "pottery", "cleaned", "t3"),
+        ("Which film was it?", "3. 9 June 2023, Ann (t2)", "The Lean Startup", "title: of the item named", "t2"),
+        ("How long has Rob had it?", "Ann (t2)", "about three years", "duration: of the item named", "t2"),
+        ("Where did Ann meet her friends?", "Ann (t1)", "Blue Heron in Lisbon", "place: of the item named", "t1"),
+        ("When did Ann go to the support group?", "9 June 2023, Ann (t0)", "8 June 2023", "date: resolved", "t0"),
+        ("Who went to the support group?", "Ann (t0)", "Ann", "cleaned", "t0"),
+        ("How many friends did Ann meet?", "4", "4", "kept", "t1"),
+        ("What does Ann love?", "[9]", "", "cleaned", ""),
+        ("What does Ann love?", "Ann (t9)", "Ann (t9)", "kept", ""),
+    ],
+)  # fmt: skip
+def test_a_reply_that_names_an_item_is_what_the_item_says(
+    question: str, raw: str, text: str, rule: str, rests_on: str
+) -> None:
+    said = answer(question, raw)
+    assert (said.text, said.rule, " ".join(said.evidence)) == (text, rule, rests_on)
+
+
+@pytest.mark.parametrize(
+    ("question", "raw", "text"),
+    [
+        ("Which month did Ann go to the support group in?", "8 June 2023", "June 2023"),
+        ("What year did Ann go to the support group?", "2023-06-08", "2023"),
+        ("Which day did Ann go to the support group?", "2023-06-08", "8 June 2023"),
+        ("Which month did Ann move in?", "May 2021", "May 2021"),
+        ("What was red?", "The kite: the kite: the kite: the", "The kite"),
+        ("What was red?", "I'm not sure, but I think it was the kite", "the kite"),
+        ("What was red?", "I'm not sure, I'm not sure. I'm not sure.", NOT_IN_MEMORY),
+        ("What did Ann find on 9 June 2023?", "Ann found a red kite on 9 June 2023.", "Ann found a red kite"),
+        ("What is Ann's place on the team she won with?", "Ann's place on the team she won with is goal.", "goal"),
+    ],
+)
+def test_what_is_asked_and_repeated_comes_off(question: str, raw: str, text: str) -> None:
+    assert answer(question, raw).text == text
+
+
+def test_a_speaker_is_no_place() -> None:
+    assert answer("Where was it?", "it", "Ann says that Ann was there.").text == "it"
+    assert answer("Where was it?", "it", "She was in Lisbon.").text == "Lisbon"
 
 
 def test_the_day_of_a_session_means_the_day_it_tells_of() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import HashEncoder
+from toys import EchoReader, HashEncoder
 
 from zeromem_torch.cli import COMMANDS, main, parser
 from zeromem_torch.cli.options import NO
@@ -54,6 +54,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     for module in ("substrate.encoder", "library"):
         monkeypatch.setattr(f"zeromem_torch.{module}.load_encoder", load)
+    monkeypatch.setattr("zeromem_torch.answering.load_reader", lambda name, **_: EchoReader())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("ZEROMEM_MEMORY", raising=False)
@@ -143,7 +144,7 @@ def test_a_limit_is_said(run: Run, data: Path) -> None:
 def test_demo(run: Run, data: Path) -> None:
     status, out, err = run("demo", "--config", data.parent / "rules.toml")
     assert (status, err) == (0, "")
-    assert out.endswith("LLM calls by memory: 0, tokens: 0\n")
+    assert out.endswith("LLM calls by memory operations: 0\n")
 
 
 # A memory: from a file to an answer
@@ -304,6 +305,30 @@ def test_queries_from_standard_input(run: Run, memory: Path) -> None:
     assert [answer["query"] for answer in answers] == ["red boat", "the lake in Oslo"]
     assert answers[1]["main"][0]["text"] == "I went to the lake in Oslo."
     assert "red boat\n 1  " in run("search", "-", stdin="red boat\nlake\n")[1]
+
+
+def test_an_answer_with_what_it_cites(run: Run, memory: Path) -> None:
+    status, out, err = run("answer", "What did Ann buy?")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "a red boat"
+    assert lines[1] == '    the reader said "The answer is: I bought a red boat."; \'I bought a red boat\' in short'
+    assert re.fullmatch(r" 1  \d\.\d+  25 Jun 2023  Ann +\w+", lines[2])
+    assert lines[3:] == ["    I bought a red boat."]
+    status, out, _ = run("answer", "What did Ann buy?", "--raw")
+    assert (status, out) == (0, "The answer is: I bought a red boat.\n")
+
+
+def test_answers_as_json_and_what_cannot_be_answered(run: Run, memory: Path) -> None:
+    status, out, err = run("answer", "--json", "--top-k", "1", "-", stdin="What did Ann buy?\nWhat was the fault?\n")
+    assert (status, err) == (0, "")
+    bought, fault = map(json.loads, out.splitlines())
+    assert (bought["text"], bought["supported"], len(bought["cites"])) == ("a red boat", True, 1)
+    assert (fault["text"], fault["error"]) == ("", "the server was gone")
+    status, out, err = run("answer", "What was the fault?")
+    assert (status, out, err) == (NO, "", "zeromem: no answer: the server was gone\n")
+    status, out, err = run("answer", "What did Ann buy?", "--speaker", "Cid")
+    assert (status, out) == (NO, "not in memory\n")
 
 
 def test_an_explanation_shows_route_views_and_sums(run: Run, memory: Path) -> None:
@@ -624,6 +649,8 @@ def test_an_encoder_that_cannot_be_loaded_is_said_in_one_line(
         (["eval", "retrieval", "jsonl", "--data", "x", "--threads", "two"], "got 'two'"),
         (["demo", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["search"], "QUERY"),
+        (["answer"], "QUERY"),
+        (["answer", "x", "--reader-budget", "0"], "--reader-budget: expected a whole number of at least 1"),
         (["search", "x", "--top-k", "0"], "--top-k: expected a whole number of at least 1"),
         (["search", "x", "--meta", "kind"], "--meta: expected NAME=VALUE, got 'kind'"),
         (["import"], "FILE"),

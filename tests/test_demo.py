@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+from toys import EchoReader
 
 from zeromem_torch.demo import run_demo
 from zeromem_torch.library import ZeroMem
@@ -18,7 +19,7 @@ def memory() -> ZeroMem:
 
 def page_of(memory: ZeroMem, width: int) -> list[str]:
     out = io.StringIO()
-    run_demo(memory, out, width)
+    run_demo(memory, EchoReader(), out, width)
     return out.getvalue().splitlines()
 
 
@@ -40,5 +41,17 @@ def test_evidence_is_found_and_stays_in_its_own_conversation(memory: ZeroMem) ->
     assert re.search(r"another conversation than the one asked in: 0 of [1-9]\d+", "\n".join(page))
 
 
-def test_page_ends_with_what_the_memory_spent(memory: ZeroMem) -> None:
-    assert page_of(memory, 80)[-1] == "LLM calls by memory: 0, tokens: 0"
+def test_every_question_has_an_answer_that_cites_its_evidence() -> None:
+    page = page_of(ZeroMem(), 100)
+    answers = [line for line in page if line.startswith("     answer: ")]
+    assert len(answers) == QUESTIONS
+    assert f"answers that cite their evidence: {QUESTIONS} of {QUESTIONS}" in page
+    assert any(re.search(r"\[(harbour|kiln)/D\d+:\d+\]$", line) for line in page)
+    (after, before) = map(float, re.findall(r"F1 of the answers: (\d\.\d+), and (\d\.\d+) as", "\n".join(page))[0])
+    assert 0 < before < after  # "The answer is:" comes off
+    assert page[-3:] == [
+        f"reader: {QUESTIONS} calls, {5 * QUESTIONS} tokens read, {2 * QUESTIONS} written",
+        page[-2],
+        "LLM calls by memory operations: 0",
+    ]
+    assert re.fullmatch(r"encoder: [1-9]\d+ tokens", page[-2])

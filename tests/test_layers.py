@@ -16,25 +16,25 @@ PACKAGE = ROOT / "zeromem_torch"
 LAYERS = (
     {"config", "evidence", "sparse", "bank"},
     {"substrate"},
-    {"index", "scope", "messages", "imports"},
+    {"index", "scope", "messages", "imports", "ledger"},
     {"routing"},
     {"retrieval"},
     {"closure"},
     {"calibration"},
     {"pipeline"},
     {"memories", "collect"},
-    {"searcher", "keeper"},
+    {"searcher", "keeper", "answering"},
     {"library"},
     {"evaluation", "training", "handles", "serving"},
     {"demo"},
     {"cli"},
 )
 # Beside the layers: what a module may import, and who may import it.
-ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "evidence", "substrate"}}
+ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "evidence", "ledger", "substrate"}}
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
     "store": {"keeper", "library", "cli"},
-    "reader": {"library", "evaluation", "serving", "cli"},
+    "reader": {"answering", "library", "evaluation", "serving", "cli"},
 }
 # Peers of one layer stay apart, apart from these.
 PEERS = {("bank", "sparse")}

@@ -166,8 +166,11 @@ def test_a_turn_is_counted_as_a_reader_gets_it(memory: ZeroMem) -> None:
 
 
 def test_evidence_is_plain_data(memory: ZeroMem) -> None:
-    plain = memory.search("What sank?", boundary="lake").to_dict()
+    found = memory.search("What sank?", boundary="lake", explain=True)
+    plain = found.to_dict()
     assert json.loads(json.dumps(plain)) == plain
+    assert Evidence.from_dict(plain).to_dict() == plain
+    assert Evidence.from_dict(plain).items == list(found.items)
     assert plain["main"][0]["time"] == "2023-07-07T13:57:00+00:00"
 
 
@@ -222,7 +225,9 @@ def test_relative_dates_count_from_the_reference_time_or_the_last_event() -> Non
 
 def test_the_memory_spends_no_token_of_a_language_model(memory: ZeroMem) -> None:
     memory.search("What sank?", boundary="lake")
-    assert (memory.ledger.memory_llm_calls, memory.ledger.memory_llm_tokens) == (0, 0)
+    spent = memory.ledger
+    assert (spent.memory_llm_calls, spent.reader_calls, spent.reader_tokens) == (0, 0, 0)
+    assert spent.encoder_tokens > 0
     assert memory.boundaries == ("lake", "docs")
     assert repr(memory) == f"ZeroMem({len(LAKE) + len(FACTS)} traces in 2 boundaries, encoder hash-1)"
     assert {"build", "pack", "profile and encode", "search both views"} <= set(memory.timings)

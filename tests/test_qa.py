@@ -22,11 +22,11 @@ from toys import RULES, HashEncoder, talk
 from zeromem_torch.evaluation.answers import answer_in_evidence, bleu1, f1
 from zeromem_torch.evaluation.datasets import Dataset, Question
 from zeromem_torch.evaluation.metrics import paired_bootstrap
-from zeromem_torch.evaluation.qa import MeteredReader, _within, run_qa
+from zeromem_torch.evaluation.qa import _within, run_qa
 from zeromem_torch.evaluation.qa_tables import table3, tables
 from zeromem_torch.evaluation.systems import DEPTHS, Piece, _item, shown
 from zeromem_torch.evidence import Evidence
-from zeromem_torch.reader.protocol import Reply, Usage
+from zeromem_torch.reader import MeteredReader, Reply, Usage
 from zeromem_torch.substrate.encoder import Encoded
 from zeromem_torch.substrate.traces import ZeroMemError
 
@@ -343,6 +343,22 @@ def test_a_file_that_no_run_wrote_is_left_alone(tmp_path: Path, text: str) -> No
     assert out.read_text() == text
 
 
+def test_kept_answers_are_calibrated_anew_and_nothing_is_asked(tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    result = run(["zeromem", "bm25"], out=out)
+    head, lines = lines_of(out)
+    older = [{**line, "answer": line["raw"], "rule": "kept", "metrics": line["raw_metrics"]} for line in lines]
+    out.write_text("".join(json.dumps(row) + "\n" for row in [{"head": head}, *older]))
+    reader = Quoting()
+    again = run(["zeromem", "bm25"], reader, out=out)
+    assert reader.asked == []
+    assert again["systems"] == result["systems"]
+    assert result["systems"]["zeromem"]["calibration"]["changed"] > 0
+    written = out.read_text()
+    run(["zeromem", "bm25"], reader, out=out)
+    assert out.read_text() == written  # what is calibrated already stays as it is
+
+
 # What memory operations may not do
 
 
@@ -365,19 +381,17 @@ def test_the_reader_refuses_memory_operations(tmp_path: Path, system: str) -> No
     with pytest.raises(ZeroMemError, match="reader: expected no call during memory operations"):
         run([system], reader, encoder=Asking(reader), out=tmp_path / "answers.jsonl", limit=2)
     assert inner.asked == []
-    assert reader.refused == 1
+    assert reader.ledger.memory_llm_calls == 1
     assert lines_of(tmp_path / "answers.jsonl")[1] == []
 
 
 def test_the_reader_opens_again_and_counts_what_it_spends() -> None:
     reader = MeteredReader(Quoting())
-    with reader.shut():
+    with reader.ledger.operation():
         assert reader.count(["two words"]) == [2]  # counting spends nothing
     result = run(["bm25"], reader, limit=4)
-    assert reader.usage.calls == 4
-    assert reader.usage.prompt_tokens + reader.usage.completion_tokens == (
-        result["systems"]["bm25"]["overall"]["reader_tokens"]
-    )
+    assert reader.ledger.reader_calls == 4
+    assert reader.ledger.reader_tokens == result["systems"]["bm25"]["overall"]["reader_tokens"]
 
 
 # LONG-LLM, samples, refusals

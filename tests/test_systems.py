@@ -30,10 +30,10 @@ from zeromem_torch.evaluation.systems import (
     SYSTEMS,
     TAG,
     Ground,
-    MeteredEncoder,
     parse_system,
     shown,
 )
+from zeromem_torch.ledger import MeteredEncoder
 from zeromem_torch.routing.profile import profile_query
 from zeromem_torch.substrate.entities import RuleExtractor
 from zeromem_torch.substrate.traces import Trace, ZeroMemError

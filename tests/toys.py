@@ -15,6 +15,8 @@ from torch.nn.functional import normalize
 from zeromem_torch.config import SubstrateConfig, ZeroMemConfig
 from zeromem_torch.evidence import Evidence, EvidenceItem
 from zeromem_torch.library import ZeroMem
+from zeromem_torch.reader import Reply, Usage
+from zeromem_torch.reader.protocol import check_pairs
 from zeromem_torch.substrate.encoder import Encoded, Encoder
 from zeromem_torch.substrate.traces import Trace
 
@@ -133,3 +135,23 @@ def _same_ranking(
         else:  # a pair that is as good as equal, or the last place of a list
             assert abs(ranked_by(left) - scores.get(left.trace_id, last)) <= tolerance
     return [item.trace_id for item in one] == [item.trace_id for item in other]
+
+
+class EchoReader:
+    """Answers with the text of the best item; one that is asked about a fault fails."""
+
+    name, context_tokens = "echo", 2048
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+    def read(
+        self, questions: Sequence[str], evidence: Sequence[Evidence], *, token_budget: int | None = None
+    ) -> list[Reply]:
+        check_pairs(questions, evidence)
+        return [
+            Reply("", Usage(5, 0, 1), "", "the server was gone")
+            if "fault" in question
+            else Reply(f"The answer is: {found.items[0].text}", Usage(5, 2, 1), "hash")
+            for question, found in zip(questions, evidence, strict=True)
+        ]

@@ -30,6 +30,11 @@ class EvidenceItem:
     relevance: float = 0.0  # cosine of the query and the trace, or the window around it: the same measure everywhere
     explanation: Mapping[str, Any] | None = None  # ranks, sums, signals, window and episode, when asked for
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "EvidenceItem":
+        """What `Evidence.to_dict` made of one."""
+        return cls(**{**plain, "time": datetime.fromisoformat(plain["time"]) if plain.get("time") else None})
+
     def __str__(self) -> str:
         day = f"[{self.time.day} {self.time:%b %Y}] " if self.time else ""
         said = f"{self.speaker}: " if self.speaker else f"{self.title}. " if self.title else ""
@@ -106,6 +111,14 @@ class Evidence:
             "subjects": list(self.subjects),
             **{name: [plain(item) for item in getattr(self, name)] for name in _LISTS},
         }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Evidence":
+        """What `to_dict` made of one; lists that are left out are empty."""
+        fields: dict[str, Any] = {name: plain[name] for name in ("query", "boundary", "route", "rho")}
+        fields |= {name: tuple(plain[name]) for name in ("reasons", "answer_types", "subjects")}
+        fields |= {name: [EvidenceItem.from_dict(item) for item in plain.get(name, ())] for name in _LISTS}
+        return cls(**fields)
 
 
 _LISTS = ("main", "closed", "items")

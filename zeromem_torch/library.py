@@ -5,6 +5,7 @@ import builtins
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import wraps
@@ -16,14 +17,17 @@ import torch
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
+from zeromem_torch.answering import Answered, Answering
 from zeromem_torch.collect import Batch
 from zeromem_torch.config import EncoderConfig, ZeroMemConfig
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.index import Segments
 from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader, scrub_logs
+from zeromem_torch.ledger import Ledger, MeteredEncoder
 from zeromem_torch.memories import Memories
 from zeromem_torch.messages import Message, TextFile, listed, message_in, messages_in, text_file, trace_of
 from zeromem_torch.pipeline import ZeroMemPipeline
+from zeromem_torch.reader import Reader
 from zeromem_torch.scope import Boundary, Filters, Scope, boundaries_in, boundary_of
 from zeromem_torch.searcher import Searcher
 from zeromem_torch.store import Change, Record
@@ -35,14 +39,6 @@ from zeromem_torch.substrate.traces import MUTABLE, NotFound, Trace, ZeroMemErro
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass
-class Ledger:
-    """LLM calls and tokens of memory operations. Nothing here can call a language model, so nothing adds to it."""
-
-    memory_llm_calls: int = 0
-    memory_llm_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,13 +157,15 @@ class ZeroMem:
         self.workspace = workspace if budget is None else min(workspace, max(1, budget // 2))
         self._live_budget = None if budget is None else budget - self.workspace
         self.ledger = Ledger()
+        """What was spent through this object."""
+        self._answering = Answering(self.ledger, device)
         self.notes: builtins.list[str] = []
         self.path: Path | None = None
         self.read_only = False
         self._held: FileLock | None = None
         self._encoder = encoder
         self._made_with: str | None = None  # fingerprint of the encoder, once there is one
-        self._reader = TraceReader(config.substrate, lambda: self.encoder, extractor)
+        self._reader = TraceReader(config.substrate, self._metered, extractor)
         self._counts: dict[str, int] = {}  # traces of each boundary
         self.revision = 0
         """Grows with every change made through this object: what was read before one may be out of date."""
@@ -176,9 +174,7 @@ class ZeroMem:
 
     def _serve(self, memories: Memories) -> None:
         self._memories = memories
-        self._searcher = Searcher(
-            self.pipeline, memories, lambda: self.encoder, self._counts, self.device, self.workspace
-        )
+        self._searcher = Searcher(self.pipeline, memories, self._metered, self._counts, self.device, self.workspace)
 
     # Opening and closing
 
@@ -256,6 +252,9 @@ class ZeroMem:
         """Loaded when it is first needed: a memory that is only listed or counted needs none."""
         return self._encoder if self._encoder is not None and self._made_with is not None else self._load_encoder()
 
+    def _metered(self) -> Encoder:
+        return MeteredEncoder(self.encoder, self.ledger)
+
     def _load_encoder(self) -> Encoder:
         loaded = self._encoder or load_encoder(self.config.encoder.name, device=self.device, dtype=self._dtype)
         if self._made_with is not None and loaded.fingerprint != self._made_with:
@@ -318,7 +317,7 @@ class ZeroMem:
 
         When this returns the traces are on disk, and a search finds them.
         """
-        with self._lock:
+        with self._operation():
             self._writable()
             home = boundary if boundary is not None else _home(user_id, agent_id, run_id)
             when = None if timestamp is None else parse_time(timestamp)
@@ -355,7 +354,7 @@ class ZeroMem:
         Text, title, time, metadata, validity and expiry may change. Who said it, where and in which order is provenance
         and does not: delete the trace and add another. ``metadata`` replaces all of it.
         """
-        with self._lock:
+        with self._operation():
             self._writable()
             boundary = self._home_of(id, boundary)
             for name in changes:
@@ -377,7 +376,7 @@ class ZeroMem:
 
     def delete(self, id: str, *, boundary: str | None = None, actor: str = "", purge: bool = False) -> None:
         """Remove a trace from every index. The history keeps it, unless ``purge`` removes it from all files too."""
-        with self._lock:
+        with self._operation():
             self._writable()
             boundary = self._home_of(id, boundary, gone=purge)
             there = self._record.get(boundary, id)
@@ -385,7 +384,7 @@ class ZeroMem:
 
     def delete_all(self, *, boundary: Boundary, actor: str = "", purge: bool = False) -> int:
         """Remove all traces of the boundaries, named as in a search ("acme/": and below); returns their number."""
-        with self._lock:
+        with self._operation():
             self._writable()
             names = boundaries_in(boundary, self._record.boundaries_ever() if purge else self._counts)
             there = [trace for name in names for _, trace in self._record.traces_of(name)]
@@ -424,7 +423,7 @@ class ZeroMem:
 
     def get(self, id: str, *, boundary: str | None = None) -> Trace:
         """The trace of this id. Ids are unique in their boundary: name it where several have the id."""
-        with self._lock:
+        with self._operation():
             return self._known(self._home_of(id, boundary), id)
 
     def list(
@@ -436,7 +435,7 @@ class ZeroMem:
         prefix: str = "",  # only ids that begin so
     ) -> Page:
         """Traces in the order they came, ``limit`` at a time (None: all); the page says where the next one starts."""
-        with self._lock:
+        with self._operation():
             if limit is not None:
                 _check_count("limit", limit)
             after = _cursor(cursor)
@@ -449,7 +448,7 @@ class ZeroMem:
 
     def history(self, id: str, *, boundary: str | None = None) -> builtins.list[Change]:
         """What happened to a trace, oldest first: when, by whom, and what it was before and after."""
-        with self._lock:
+        with self._operation():
             return self._record.history(self._home_of(id, boundary, gone=True), id)
 
     @property
@@ -543,7 +542,7 @@ class ZeroMem:
 
         Relative dates count from the reference time, else from ``as_of``, else from the boundary's last event.
         """
-        with self._lock:
+        with self._operation():
             top_k = self.config.calibration.top_k if top_k is None else top_k
             queries, boundaries = listed("queries", queries), listed("boundaries", boundaries)
             moment = None if as_of is None else parse_time(as_of)
@@ -587,6 +586,54 @@ class ZeroMem:
         for number, query in enumerate(queries):
             check_text("query" if len(queries) == 1 else f"query {number}", "text", query)
 
+    def answer(
+        self,
+        question: str,
+        *,
+        boundary: Boundary | None = None,
+        reader: Reader | str = "embedded",
+        reader_budget: int | None = None,
+        calibrate: bool = True,
+        abstain: bool = False,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        run_id: str | None = None,
+        **search: Any,
+    ) -> Answered:
+        """Answer one question from its evidence; see `answer_batch`."""
+        if boundary is None:
+            boundary = boundary_of(user_id, agent_id, run_id) + "/"
+        how: dict[str, Any] = {"reader_budget": reader_budget, "calibrate": calibrate, "abstain": abstain}
+        return self.answer_batch([question], boundaries=[boundary], reader=reader, **how, **search)[0]
+
+    def answer_batch(
+        self,
+        questions: Sequence[str],
+        *,
+        boundaries: Sequence[Boundary],
+        reader: Reader | str = "embedded",
+        reader_budget: int | None = None,
+        calibrate: bool = True,
+        abstain: bool = False,
+        **search: Any,
+    ) -> builtins.list[Answered]:
+        """Search, hand what was found to a reader, and calibrate what it says (Eq. 16).
+
+        Only this spends tokens of a language model; a question without evidence costs none. Where the reader fails for
+        one question its answer says so, and the others stand.
+
+        - ``reader``: one, or a name that `zeromem_torch.reader.load_reader` knows; what was named stays loaded.
+        - ``reader_budget``: most tokens of evidence in a prompt, by the reader's tokenizer.
+        - ``calibrate=False`` leaves the answer as it was said; ``abstain``: what nothing supports is "not in memory".
+        - the others are those of `search_batch`.
+        """
+        if reader_budget is not None:
+            _check_count("reader_budget", reader_budget)
+        evidence = self.search_batch(questions, boundaries=boundaries, **search)
+        return self._answering.answer(
+            questions, evidence, reader, token_budget=reader_budget, calibrate=calibrate, abstain=abstain
+        )
+
     def batches(
         self, queries: Sequence[str], boundaries: Sequence[str], times: Sequence[datetime | None]
     ) -> Iterator[Batch]:
@@ -612,7 +659,7 @@ class ZeroMem:
         `TOLERANCE`; and every memory in use is assembled again from the rows, and must be equal. ``quick`` leaves that
         part out, which takes as long as adding the traces did.
         """
-        with self._lock:
+        with self._operation():
             self._open_still()
             problems = self._record.check()
             compared = memories = 0
@@ -628,7 +675,7 @@ class ZeroMem:
 
     def rebuild(self) -> None:
         """Make the whole index anew from the record."""
-        with self._lock:
+        with self._operation():
             self._writable()
             if self._keeper is None:
                 stored = self._record.fetch(self._record.keys()[0].tolist())
@@ -644,7 +691,7 @@ class ZeroMem:
 
     def reencode(self, encoder: Encoder | str) -> None:
         """Change to another encoder, and make the index anew with it; after a crash the next opening goes on."""
-        with self._lock:
+        with self._operation():
             self._writable()
             name = encoder if isinstance(encoder, str) else ""
             if isinstance(encoder, str):
@@ -660,7 +707,7 @@ class ZeroMem:
 
     def release_memory(self) -> None:
         """Drop all that can be read again from disk: memories in use, and tensors on the device."""
-        with self._lock:
+        with self._operation():
             self._searcher.release()
             self._memories.release()
             if torch.device(self.device).type == "cuda":
@@ -668,7 +715,7 @@ class ZeroMem:
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes."""
-        with self._lock:
+        with self._operation():
             index = {} if self._keeper is None else self._keeper.segments.stats()
             return {
                 "traces": len(self),
@@ -730,7 +777,7 @@ class ZeroMem:
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the memory to a new folder, while it is in use; the copy opens like any other."""
-        with self._lock:
+        with self._operation():
             self._open_still()
             target = Path(path)
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -741,6 +788,12 @@ class ZeroMem:
                 self._keeper.segments.copy(target / "index")
 
     # What every method needs
+
+    @contextmanager
+    def _operation(self) -> Iterator[None]:
+        """One at a time, and no reader may be asked inside."""
+        with self._lock, self.ledger.operation():
+            yield
 
     def _open_still(self) -> None:
         if self._closed:
@@ -755,6 +808,8 @@ class ZeroMem:
     aadd = _in_thread(add)
     asearch = _in_thread(search)
     asearch_batch = _in_thread(search_batch)
+    aanswer = _in_thread(answer)  # type: ignore[arg-type]  # as with update
+    aanswer_batch = _in_thread(answer_batch)  # type: ignore[arg-type]
     aget = _in_thread(get)
     alist = _in_thread(list)
     aupdate = _in_thread(update)  # type: ignore[arg-type]  # any change could be named "self"

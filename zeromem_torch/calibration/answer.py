@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zeromem_torch.calibration.chatter import lines_of, refuses
-from zeromem_torch.calibration.rules import Draft, calibrated
+from zeromem_torch.calibration.rules import Draft, calibrated, pointed
 from zeromem_torch.calibration.support import Reading
 from zeromem_torch.evidence import Evidence
 
@@ -53,6 +53,9 @@ class AnswerCalibration:
         reading = Reading(question, evidence)
         draft, rule, why = Draft(raw), "kept", "as the reader said it"
         for _ in range(_PASSES):  # what one pass takes off may lay the next open
+            if named := pointed(reading, draft.text):
+                draft = named
+                rule, why = named.rule or "cleaned", named.why or "without what was said around it"
             text = ", ".join(lines_of(draft.text, question, reading.speakers, dated="date" in reading.types))
             if refuses(text):
                 return Answer(NOT_IN_MEMORY, raw, "declined", "the reader found no answer", (), False)

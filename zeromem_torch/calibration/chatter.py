@@ -13,7 +13,7 @@ LONGEST = 2_000  # characters of a reply that are read: an answer is short, and 
 _CONTROL = re.compile(r"<\|[^<>|\n]{1,40}\|>|</?s>|\[/?INST\]|```\w*")
 _MARKUP = re.compile(r"(?<!\w)(\*{1,3}|_{2,3}|`)(?=\S)(.+?)(?<=\S)\1(?!\w)")
 _HEADING = re.compile(r"^\s*(?:#{1,6}|>)\s+")
-_BULLET = re.compile(r"^\s*(?:[-*\u2022\u2013]\s+|\(?\d{1,2}[.)]\s+)")
+_BULLET = re.compile(r"^\s*(?:[-*\u2022\u2013]\s+|(?:\(?\d{1,2}[.)]\s+)+)")
 _CITED = re.compile(
     r"\s?(?:\[(?:item\s)?\d{1,3}(?:,\s?\d{1,3})*\]|\((?:item|note|source|evidence|see)s?\b[^()]{0,80}\))(?!\w)", re.I
 )
@@ -27,6 +27,8 @@ _LEADS = re.compile(
     | (?:based\ on|according\ to|from|in)\s+(?:the|these|your)\s+(?:\w+\s+){{0,3}}(?:{_SEEN})
       (?:\s+(?:provided|given|above|shown))?\s*[,:]\s*
     | (?:so|thus|therefore|hence)\s*,\s*
+    | i(?:['\u2019]m|\ am)\ not\ (?:\w+\ )?sure\s*,?\s+but\s+
+      (?:i(?:\ think|\ believe|\ guess|['\u2019]m\ sure|\ am\ sure)\ (?:that\ )?)?(?:it(?:['\u2019]s|\ is|\ was)\ )?
     | (?:the|my)\s+(?:\w+\s+){{0,2}}answer\s+(?:to\s+(?:the|your|this)\s+question\s+)?
       (?:is|was|would\ be)\s*(?:that\s+)?:?\s*
     | (?:here\ (?:is|are)|these\ are|the\ following\ (?:is|are))\b[^:\n]{{0,80}}:\s+
@@ -38,13 +40,14 @@ _TAILS = re.compile(
     rf"(?:(?:in|by|on)\s+)?(?:the\s+)?(?:\w+\s+){{0,3}}(?:{_SEEN})\b.{{0,60}}$",
     re.I,
 )
+_AGAIN = re.compile(r"(?<!\w)(\w[^.:;!]{2,59}?)(?:\s*[.:;!]\s+\1(?!\w))+.{0,60}$", re.I)  # a small model cannot stop
 _QUOTES = {'"': '"', "\u201c": "\u201d", "'": "'", "\u2018": "\u2019", "\u00ab": "\u00bb", "(": ")", "[": "]"}
 _REFUSALS = re.compile(
     r"\b(?:not\s+in\s+(?:the\s+)?memory|no\s+(?:such\s+)?information\s+(?:is|was|about|on|in|given|available|provided)"
     r"|unanswerable|insufficient\s+(?:information|evidence)|not\s+(?:explicitly\s+)?(?:mentioned|stated|specified)"
     r"|(?:does\s+not|doesn['\u2019]?t|do\s+not|don['\u2019]?t)\s+(?:mention|say|specify)"
     r"|(?:can|could)(?:not|['\u2019]t|\s+not)\s+(?:be\s+)?(?:answered|answer|determined?))\b"
-    r"|^(?:i\s+(?:do\s+not|don['\u2019]?t)\s+know|not\s+(?:known|available|provided|given)|unknown|unsure|none|n/a"
+    r"|^(?:i\s+(?:do\s+not|don['\u2019]?t)\s+know|(?:i(?:['\u2019]m|\s+am)\s+not\s+sure[\s,.]*)+|not\s+(?:known|available|provided|given)|unknown|unsure|none|n/a"
     r"|no\s+(?:answer|information))\W*$",
     re.I,
 )
@@ -126,7 +129,7 @@ def _plain(line: str, asked: list[str], head: re.Pattern[str] | None, kept_of_he
     line = " ".join("".join(" " if unicodedata.category(char) == "Cc" else char for char in line).split())
     while True:  # what is taken off may lay the next open; each round makes it shorter
         said = _MARKUP.sub(r"\2", _HEADING.sub("", line))
-        said = _LABEL.sub("", _CITED.sub("", said))
+        said = _LABEL.sub("", _CITED.sub("", _AGAIN.sub(r"\1", said)))
         said = head.sub(kept_of_head, said) if head else said
         said = _LEADS.sub("", said.strip())
         said = _TAILS.sub("", said) or said

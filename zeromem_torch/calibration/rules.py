@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date as calendar
 from typing import NamedTuple
 
-from zeromem_torch.calibration.candidates import FINDERS, SOME_DAY, Candidate, dates_of, day_of, days_of
+from zeromem_torch.calibration.candidates import FINDERS, SOME_DAY, Candidate, dates_of, day_of, days_of, quoted_of
 from zeromem_torch.calibration.chatter import sentences_of, unended
 from zeromem_torch.calibration.support import Reading, terms_of
 from zeromem_torch.substrate.cues import GRAMMAR
@@ -30,8 +31,66 @@ def calibrated(reading: Reading, text: str) -> Draft:
     return phrase(reading, text)
 
 
+def pointed(reading: Reading, reply: str) -> Draft | None:
+    """What an item says, where a reply names the item instead: "[2] 8 May 2023, Ann (s/D2:3)"; None for other replies.
+
+    Of the item, the only name or quantity of the type asked for, or else the sentence that is most about the question.
+    A date question takes the day from such a reply, a count its number, "who" its name.
+    """
+    line = reply.strip()[:LONGEST_HEAD].split("\n", 1)[0]
+    cited = _PARENTHESES.search(line)
+    number = _NUMBERED.match(line)
+    bare = _NUMBERED.sub("", _PARENTHESES.sub("", line), count=1).strip(" .,:")
+    dates = dates_of(bare, SOME_DAY)
+    said = "|".join(re.escape(bare[candidate.start : candidate.end]) for candidate in dates)
+    left = frozenset(_WORDS.findall(re.sub(said or r"(?!)", " ", bare).casefold()))
+    if not (cited or (number and not left and not dates and "number" not in reading.types)):
+        return None
+    rank = _item_named(reading, cited[1] if cited else "", dates, left, int(number[1]) if number else 0)
+    if rank is None:
+        return None
+    names = frozenset(name for speaker in reading.speakers for name in speaker.casefold().split())
+    if not left <= names or (dates and "date" in reading.types) or (left and "person" in reading.types):
+        return Draft(bare, (rank,)) if bare and bare != reply else None
+    why = f"the reader named {reading.items[rank].trace_id}, which says so"
+    for kind in ("title", "person", "place", "organisation", "duration", "number"):
+        if kind in reading.types:
+            fresh = {c.key: c for c in reading.found(kind, rank) if not terms_of(c.text) <= reading.asked | names}
+            if len(fresh) == 1:
+                return Draft(next(iter(fresh.values())).text, (rank,), f"{kind}: of the item named", why)
+    sentences = [sentence for sentence in sentences_of(reading.texts[rank]) if not sentence.endswith("?")]
+    if not sentences:
+        return None
+    about = [(len(terms_of(one) & reading.asked - names), len(terms_of(one) - names)) for one in sentences]
+    return Draft(sentences[about.index(max(about))], (rank,), "of the item named", why)
+
+
+def _item_named(
+    reading: Reading, cited: str, dates: list[Candidate], words: frozenset[str], number: int
+) -> int | None:
+    """By its trace id, its day and speaker, or its number in the prompt."""
+    for rank, item in enumerate(reading.items):
+        if cited == item.trace_id:
+            return rank
+    for rank, item in enumerate(reading.items):
+        if dates and item.time and dates[0].key == days_of(item.time) and words <= {*item.speaker.casefold().split()}:
+            return rank
+    return number - 1 if 0 < number <= len(reading.items) else None
+
+
 def date(reading: Reading, text: str) -> Draft:
-    """A date in one form. Relative ones count from the day of the item they stand in.
+    """A date in one form, no finer than asked for. Relative ones count from the day of the item they stand in."""
+    draft = _date(reading, text)
+    asked, said = _ASKS_STRETCH.search(reading.question), dates_of(draft.text)
+    if asked and len(said) == 1 and said[0].key[0] == said[0].key[1]:
+        day = calendar.fromordinal(said[0].key[0])
+        coarse = f"{day:%B} {day.year}" if asked[1].casefold() == "month" else str(day.year)
+        return draft._replace(text=coarse, rule="date: as asked", why=f"{draft.text!r}, by the {asked[1]}")
+    return draft
+
+
+def _date(reading: Reading, text: str) -> Draft:
+    """A date in one form.
 
     A reader that gives the day on which something was said, where the item itself says "yesterday", means yesterday.
     """
@@ -86,6 +145,8 @@ def named(reading: Reading, text: str) -> Draft:
     kind = next(kind for kind in ("title", "person", "place", "organisation") if kind in reading.types)
     if better := _replaced(reading, kind, text):
         return better
+    if kind == "title" and len(quoted := quoted_of(text)) == 1:
+        return _formed(text, quoted[0].text, reading.support(quoted[0].text), "title: shortened")
     draft = phrase(reading, text)
     if len(draft.text.split()) > SENTENCE and text[0].isupper():  # written as a sentence
         fresh = {c.key: c for c in FINDERS[kind](draft.text) if not terms_of(c.text) <= reading.asked}
@@ -141,7 +202,7 @@ def phrase(reading: Reading, text: str) -> Draft:
     if len(sentences := sentences_of(text)) > 1:
         shared = [len(terms_of(sentence) & reading.asked) for sentence in sentences]
         short = sentences[shared.index(max(shared))] if any(shared) else text
-    short = _after_echo(reading, short) or short
+    short = _before_echo(reading, _after_echo(reading, short)) or short
     if "list" not in reading.types and (tail := _TAIL.search(short)) and not reading.support(short[tail.start() :]):
         short = unended(short[: tail.start()]) or short
     return _formed(text, short, reading.support(short), "shortened")
@@ -161,12 +222,17 @@ _RULES: Mapping[str, Callable[[Reading, str], Draft]] = {
 SHORT = 3  # words of a quantity that stays as it is: "40 points", "about two weeks"
 SENTENCE = 6  # more words than that are no name
 LIKE = 0.34  # of an element's words that one item must hold: a reader says "dog tags" for "tags for my dogs"
+LONGEST_HEAD = 200  # characters of a line that names an item
+_PARENTHESES = re.compile(r"\(([^()\s]{1,120})\)")
+_NUMBERED = re.compile(r"^\W*(?:item\s+)?(\d{1,2})(?=\W|$)(?!\s*(?:-|/|:?\d))(?:[\].):]+|\s*$)", re.I)
+_ASKS_STRETCH = re.compile(r"\b(?:which|what)\s+(month|year)\b", re.I)
 _WORDS = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _LINKS = frozenset("because since by to as with for if when while so not no".split())
 _YES = frozenset(("yes", "yeah", "yep", "yup"))
 _YES_NO = re.compile(
     r"(?P<hedge>(?:(?:most\s+)?likely|probably|maybe|perhaps)\s+)?(?P<word>yes|yeah|yep|yup|no|nope|not)\b", re.I
 )
+_PREPOSITION = re.compile(r"\s(?:on|in|at|for|during|with|by|from|after|before)\s")
 _DID = re.compile(r"\b(?:did|does|do)\b", re.I)
 _DENIES = re.compile(r"\b(?:not|never|no|unlikely|neither|nor|none)\b|n['\u2019]t\b", re.I)
 _ASKS_WHEN = re.compile(
@@ -223,6 +289,8 @@ def _replaced(reading: Reading, kind: str, text: str) -> Draft | None:
     if (only := reading.only(kind)) is None:
         return None
     rank, candidate = only
+    if kind in ("place", "organisation", "title") and set(candidate.text.casefold().split()) <= reading.names:
+        return None
     why = f"nothing supports {text!r}; {reading.items[rank].trace_id} has the only {kind} of the evidence"
     return Draft(candidate.text, (rank,), f"{kind}: replaced", why)
 
@@ -255,6 +323,15 @@ def _date_alone(text: str, said: list[Candidate]) -> str:
     return text[start : last.end + grown]
 
 
+def _before_echo(reading: Reading, text: str) -> str:
+    """Without a last phrase that repeats the question: of "a new job on 2 May 2023", asked of that day, "a new job"."""
+    for match in reversed(list(_PREPOSITION.finditer(text))):
+        tail = terms_of(text[match.start() :])
+        if tail and tail <= reading.asked and not terms_of(text[: match.start()]) <= reading.asked:
+            return unended(text[: match.start()])
+    return text
+
+
 def _after_echo(reading: Reading, text: str) -> str:
     """What follows the words that repeat the question: of "Caroline is researching adoption", "adoption"."""
     cut = behind = 0
@@ -272,8 +349,8 @@ def _after_echo(reading: Reading, text: str) -> str:
         elif (terms := terms_of(word)) and terms <= reading.asked:
             asked = True
             cut = match.end()
-        elif count == 1 and subject and _DID.search(reading.question):  # "Ann met" for "did Ann meet"
-            continue
+        elif (count == 1 and subject and _DID.search(reading.question)) or word in _LINKS & reading.words:
+            continue  # "Ann met" for "did Ann meet"; "the team she signed with"
         elif bare not in STOP_WORDS or bare in _LINKS or count == 0:
             break
     return unended(text[cut:]) if verb or (subject and asked) else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from functools import cached_property, lru_cache
 
@@ -21,6 +22,7 @@ class Reading:
         self.items = evidence.items
         self.texts = [item.text[:LONGEST] for item in evidence.items]
         self.asked = terms_of(self.question)
+        self.words = frozenset(re.findall(r"\w+", self.question.casefold()))
         self._dates: dict[int, list[Candidate]] = {}
         self._found: dict[tuple[str, int], list[Candidate]] = {}
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "import": ("writing", "add conversations from a file: chats, exports, JSON Lines"),
     "add": ("writing", "add one message"),
     "search": ("reading", "find evidence for a question"),
+    "answer": ("reading", "answer a question from its evidence"),
     "get": ("reading", "show a trace by its id"),
     "list": ("reading", "show traces in the order they came"),
     "history": ("reading", "show what happened to a trace"),
@@ -39,7 +40,7 @@ COMMANDS = {
     "reencode": ("upkeep", "change the encoder, and make the index anew"),
     "backup": ("upkeep", "copy a memory while it is in use"),
     "handles": ("handles", "store and open entries by typed references"),
-    "demo": ("evaluate", "store a shipped conversation and ask it questions"),
+    "demo": ("evaluate", "store shipped conversations and answer questions about them"),
     "eval": ("evaluate", "measure systems on a benchmark"),
     "report": ("qa", "show measured answers as one page"),
 }

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeromem_torch.cli.options import compute_options, config_of, describe, positive, use_threads_and_device
+from zeromem_torch.cli.options import (
+    cached_encoder,
+    check_writable,
+    config_of,
+    describe,
+    encoding_options,
+    positive,
+    reader_option,
+    use_threads_and_device,
+)
 from zeromem_torch.config import ZeroMemConfig
-from zeromem_torch.substrate.traces import ZeroMemError
 
 if TYPE_CHECKING:
     from zeromem_torch.evaluation.run import Found
-    from zeromem_torch.substrate.encoder import CachedEncoder
 
 MEASURES = """\
 Measures how much of each question's evidence a system ranks first, and how much fits a budget of tokens.
@@ -30,12 +36,14 @@ def demo_command(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         _demo,
-        "Stores the shipped conversations in an empty memory, asks every question at once, and shows what was found "
-        "and why. Nothing is kept.",
+        "Stores the shipped conversations in an empty memory, answers questions from it, and shows each answer with "
+        "what it cites, what was found and why, and what it cost. Nothing is kept.",
         "zeromem demo",
+        "zeromem demo --reader openai:MODEL@http://localhost:8000/v1",
         "zeromem demo --encoder bge-m3 --device cuda",
     )
-    _encoding_options(parser)
+    reader_option(parser)
+    encoding_options(parser)
 
 
 def eval_command(parser: argparse.ArgumentParser) -> None:
@@ -75,20 +83,7 @@ def _retrieval_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions")
     parser.add_argument("--misses", type=positive, metavar="N", help="print N misses of zeromem, by kind")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
-    _encoding_options(parser)
-
-
-def _encoding_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--encoder",
-        metavar="NAME",
-        help="minilm, bge-m3, a folder or a hub name (default: the configuration's, which is minilm)",
-    )
-    parser.add_argument("--config", type=Path, metavar="TOML", help="differences from the default configuration")
-    parser.add_argument(
-        "--cache", type=Path, metavar="FILE", help="where encoded texts are kept (default: in the user's cache folder)"
-    )
-    compute_options(parser)
+    encoding_options(parser)
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -97,7 +92,7 @@ def _demo(options: argparse.Namespace) -> int:
 
     use_threads_and_device(options)
     config = config_of(options) or ZeroMemConfig()
-    run_demo(ZeroMem(config, encoder=_encoder(options, config), device=options.device))
+    run_demo(ZeroMem(config, encoder=cached_encoder(options, config), device=options.device), options.reader)
     return 0
 
 
@@ -112,9 +107,9 @@ def _eval_retrieval(options: argparse.Namespace) -> int:
     config = config_of(options) or ZeroMemConfig()
     data = load_dataset(options.dataset, options.data, options.corpus, audited=options.audited, limit=options.limit)
     if options.json:
-        _check_writable(options.json)
+        check_writable(options.json)
     kept: dict[str, dict[str, Found]] = {}
-    result = run_retrieval(data, systems, _encoder(options, config), config, device=options.device, kept=kept)
+    result = run_retrieval(data, systems, cached_encoder(options, config), config, device=options.device, kept=kept)
     for line in table(result):
         print(line)
     if options.misses and "zeromem" in kept:
@@ -123,22 +118,3 @@ def _eval_retrieval(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
-
-
-def _check_writable(path: Path) -> None:
-    """What cannot be written should not cost a run."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError as error:
-        raise ZeroMemError.of("json", "a file that can be written", str(path), f"name another ({error})") from error
-
-
-def _encoder(options: argparse.Namespace, config: ZeroMemConfig) -> CachedEncoder:
-    from zeromem_torch.substrate.encoder import CachedEncoder, load_encoder
-
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return CachedEncoder(
-        load_encoder(options.encoder or config.encoder.name, device=options.device),
-        options.cache or home / "zeromem" / "encoded.sqlite",
-    )

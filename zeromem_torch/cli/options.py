@@ -16,6 +16,7 @@ from zeromem_torch.substrate.traces import ZeroMemError, nearest
 
 if TYPE_CHECKING:
     from zeromem_torch.library import ZeroMem
+    from zeromem_torch.substrate.encoder import CachedEncoder
 
 MEMORY = "zeromem-memory"
 NO = 3
@@ -84,6 +85,28 @@ def compute_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: PyTorch's)")
 
 
+def encoding_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--encoder",
+        metavar="NAME",
+        help="minilm, bge-m3, a folder or a hub name (default: the configuration's, which is minilm)",
+    )
+    parser.add_argument("--config", type=Path, metavar="TOML", help="differences from the default configuration")
+    parser.add_argument(
+        "--cache", type=Path, metavar="FILE", help="where encoded texts are kept (default: in the user's cache folder)"
+    )
+    compute_options(parser)
+
+
+def reader_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reader",
+        default="embedded",
+        metavar="NAME",
+        help="embedded (small, offline), openai:MODEL@URL, hf:FOLDER or vllm:NAME (default: %(default)s)",
+    )
+
+
 def actor_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--actor", default="cli", metavar="NAME", help="who does this, for the history (default: cli)")
 
@@ -140,6 +163,25 @@ def config_of(options: argparse.Namespace) -> ZeroMemConfig | None:
         return ZeroMemConfig.from_toml(options.config) if options.config else None
     except OSError as error:
         raise ZeroMemError.of("config", "a TOML file", str(options.config), f"check the path ({error})") from error
+
+
+def cached_encoder(options: argparse.Namespace, config: ZeroMemConfig) -> CachedEncoder:
+    from zeromem_torch.substrate.encoder import CachedEncoder, load_encoder
+
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return CachedEncoder(
+        load_encoder(options.encoder or config.encoder.name, device=options.device),
+        options.cache or home / "zeromem" / "encoded.sqlite",
+    )
+
+
+def check_writable(path: Path) -> None:
+    """What cannot be written should not cost a run."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ZeroMemError.of("json", "a file that can be written", str(path), f"name another ({error})") from error
 
 
 def opened(options: argparse.Namespace, *, read_only: bool = False, make: bool = False) -> ZeroMem:

@@ -8,7 +8,17 @@ import shlex
 import sys
 from pathlib import Path
 
-from zeromem_torch.cli.options import config_of, describe, positive, say, use_threads_and_device
+from zeromem_torch.cli.options import (
+    cached_encoder,
+    check_writable,
+    config_of,
+    describe,
+    encoding_options,
+    positive,
+    reader_option,
+    say,
+    use_threads_and_device,
+)
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.substrate.traces import ZeroMemError
 
@@ -25,7 +35,6 @@ COMPARED = "zeromem,no_answer_calibration,bm25,dense,hybrid,context,rag"
 
 
 def add_qa_parser(parser: argparse.ArgumentParser) -> None:
-    from zeromem_torch.cli.evaluate import _encoding_options
     from zeromem_torch.evaluation.datasets import DATASETS
     from zeromem_torch.evaluation.long_context import CONTEXTS
     from zeromem_torch.evaluation.systems import SYSTEMS
@@ -43,12 +52,7 @@ def add_qa_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", type=Path, metavar="PATH", help="documents to search, for hotpotqa and 2wiki")
     parser.add_argument("--context", choices=list(CONTEXTS), help="hotpotqa: tokens of each question's context")
     parser.add_argument("--audited", action="store_true", help="locomo: citations as corrected by label_errors.json")
-    parser.add_argument(
-        "--reader",
-        default="embedded",
-        metavar="NAME",
-        help="embedded (small, offline), openai:MODEL@URL, hf:FOLDER or vllm:NAME (default: %(default)s)",
-    )
+    reader_option(parser)
     parser.add_argument(
         "--systems",
         default=COMPARED,
@@ -59,11 +63,10 @@ def add_qa_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-budget", type=positive, metavar="N", help="tokens of evidence the reader is handed")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="draws the questions (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there, and every answer beside it")
-    _encoding_options(parser)
+    encoding_options(parser)
 
 
 def _eval_qa(options: argparse.Namespace) -> int:
-    from zeromem_torch.cli.evaluate import _check_writable, _encoder
     from zeromem_torch.evaluation.datasets import load_dataset
     from zeromem_torch.evaluation.long_context import load_long_context
     from zeromem_torch.evaluation.qa import run_qa
@@ -80,12 +83,12 @@ def _eval_qa(options: argparse.Namespace) -> int:
     else:
         data = load_dataset(options.dataset, options.data, options.corpus, audited=options.audited)
     if options.json:
-        _check_writable(options.json)
+        check_writable(options.json)
     result = run_qa(
         data,
         systems,
         load_reader(options.reader),
-        _encoder(options, config),
+        cached_encoder(options, config),
         config,
         out=options.json.with_suffix(".jsonl") if options.json else None,
         token_budget=options.token_budget,

@@ -6,7 +6,7 @@ import argparse
 import gzip
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from zeromem_torch.cli.options import (
     meta_option,
     opened,
     positive,
+    reader_option,
     say,
     the_boundary,
     unknown,
@@ -41,6 +42,91 @@ def search_command(parser: argparse.ArgumentParser) -> None:
         'zeromem search "What did we decide about Oslo?" --boundary acme/ --speaker Ann --after 2025-01-01',
         "zeromem search --json --token-budget 512 - < questions.txt > evidence.jsonl",
     )
+    parser.add_argument("--explain", action="store_true", help="show the route, the views and what each score sums")
+    _search_options(parser)
+
+
+def answer_command(parser: argparse.ArgumentParser) -> None:
+    describe(
+        parser,
+        _answer,
+        "Answers a question from the memory: finds evidence as a search does, has a reader answer from it, and "
+        "calibrates what it says against the evidence. Each answer cites the traces that bear it out. Only the reader "
+        "is a language model; the embedded one is small, and shows how it works rather than how well: name your own.",
+        'zeromem answer "When does the course start?"',
+        'zeromem answer "Who likes jazz?" --boundary alice --reader openai:MODEL@http://localhost:8000/v1',
+        "zeromem answer --json --abstain - < questions.txt > answers.jsonl",
+    )
+    reader_option(parser)
+    parser.add_argument("--reader-budget", type=positive, metavar="N", help="most tokens of evidence in a prompt")
+    parser.add_argument("--raw", action="store_true", help="the answer as the reader said it, without calibration")
+    parser.add_argument("--abstain", action="store_true", help='answer "not in memory" where no evidence supports more')
+    _search_options(parser)
+
+
+def _answer(options: argparse.Namespace) -> int:
+    with opened(options, read_only=True) as memory:
+        queries, asked, settings = _question(options, memory)
+        answers = memory.answer_batch(
+            queries,
+            boundaries=[asked] * len(queries),
+            reader=options.reader,
+            reader_budget=options.reader_budget,
+            calibrate=not options.raw,
+            abstain=options.abstain,
+            **settings,
+        )
+        page = show.width()
+        for number, answered in enumerate(answers):
+            if options.json:
+                show.as_json(answered.to_dict())
+                continue
+            if len(answers) > 1:
+                show.lines(*([""] if number else []), answered.question)
+            if answered.error:
+                say(f"no answer: {answered.error}")
+                continue
+            show.lines(answered.text)
+            if answered.text != answered.raw.strip() and answered.raw:
+                show.lines(f'{show.INDENT}the reader said "{answered.raw.strip()}"; {answered.explanation}')
+            cited = replace(answered.evidence, items=answered.citations)
+            several = len(memory.boundaries) > 1
+            show.lines(*show.evidence_page(cited, _names(memory), page, boundary=several, explain=False))
+    return 0 if any(answered.text and answered.evidence for answered in answers) else NO
+
+
+def _question(options: argparse.Namespace, memory: ZeroMem) -> tuple[list[str], Any, dict[str, Any]]:
+    """What is asked, where, and how it is searched for."""
+    queries = [" ".join(options.query)]
+    if options.query == ["-"]:
+        queries = [line.strip() for line in sys.stdin if line.strip()]
+    names = options.boundary or [the_boundary(memory, None)]
+    unknown(memory, names)
+    settings = {name: getattr(options, name) for name in ("top_k", "token_budget", "as_of", "min_score")}
+    return queries, names[0] if len(names) == 1 else names, {**settings, "filters": _filters(options)}
+
+
+def _search(options: argparse.Namespace) -> int:
+    with opened(options, read_only=True) as memory:
+        queries, asked, settings = _question(options, memory)
+        found = memory.search_batch(
+            queries, boundaries=[asked] * len(queries), explain=options.explain, **settings
+        )
+        if options.json:
+            for evidence in found:
+                show.as_json(evidence.to_dict())
+            return 0 if any(found) else NO
+        several, page = not isinstance(asked, str) or asked.endswith("/"), show.width()
+        for number, evidence in enumerate(found):
+            if len(found) > 1:
+                show.lines(*([""] if number else []), evidence.query)
+            if not evidence:
+                say(f"nothing found: {'; '.join(evidence.reasons)}")
+            show.lines(*show.evidence_page(evidence, _names(memory), page, boundary=several, explain=options.explain))
+    return 0 if any(found) else NO
+
+
+def _search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", nargs="+", metavar="QUERY", help="the question; - reads one from each line of stdin")
     boundary_option(parser, "where to look (default: the only one there is)", several=True)
     parser.add_argument("--top-k", type=positive, metavar="N", help="the N best, and what closes them (normally 5)")
@@ -54,41 +140,8 @@ def search_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-score", type=float, metavar="R", help="least relevance, a cosine from -1 to 1; --explain shows it"
     )
-    parser.add_argument("--explain", action="store_true", help="show the route, the views and what each score sums")
     memory_options(parser)
     compute_options(parser)
-
-
-def _search(options: argparse.Namespace) -> int:
-    queries = [" ".join(options.query)]
-    if options.query == ["-"]:
-        queries = [line.strip() for line in sys.stdin if line.strip()]
-    with opened(options, read_only=True) as memory:
-        names = options.boundary or [the_boundary(memory, None)]
-        unknown(memory, names)
-        asked = names[0] if len(names) == 1 else names
-        found = memory.search_batch(
-            queries,
-            boundaries=[asked] * len(queries),
-            top_k=options.top_k,
-            token_budget=options.token_budget,
-            filters=_filters(options),
-            as_of=options.as_of,
-            min_score=options.min_score,
-            explain=options.explain,
-        )
-        if options.json:
-            for evidence in found:
-                show.as_json(evidence.to_dict())
-            return 0 if any(found) else NO
-        several, page = len(names) > 1 or names[0].endswith("/"), show.width()
-        for number, evidence in enumerate(found):
-            if len(found) > 1:
-                show.lines(*([""] if number else []), evidence.query)
-            if not evidence:
-                say(f"nothing found: {'; '.join(evidence.reasons)}")
-            show.lines(*show.evidence_page(evidence, _names(memory), page, boundary=several, explain=options.explain))
-    return 0 if any(found) else NO
 
 
 def _filters(options: argparse.Namespace) -> Mapping[str, Any] | None:

@@ -13,7 +13,6 @@ import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from zeromem_torch.evaluation.systems import (
     shown,
 )
 from zeromem_torch.evidence import Evidence
+from zeromem_torch.reader.metered import MeteredReader
 from zeromem_torch.reader.protocol import Reader, Reply, Usage
 from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.traces import ZeroMemError
@@ -51,39 +51,6 @@ AT_ONCE = 32
 """Questions that are read between two writes: what a killed run may have to ask again."""
 SAMPLE = 100
 """Questions that LONG-LLM is asked: each takes a call for every window of the whole conversation."""
-
-
-class MeteredReader:
-    """A reader that counts what it spends, and refuses to be called while memory operations run."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader, self.usage, self.refused = reader, Usage(0, 0, 0), 0
-        self.name, self.context_tokens = reader.name, reader.context_tokens
-        self._shut = False
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        return self.reader.count(texts)
-
-    @contextmanager
-    def shut(self) -> Iterator[None]:
-        """Memory operations run: they may count tokens, but not spend one."""
-        before, self._shut = self._shut, True
-        try:
-            yield
-        finally:
-            self._shut = before
-
-    def read(
-        self, questions: Sequence[str], evidence: Sequence[Evidence], *, token_budget: int | None = None
-    ) -> list[Reply]:
-        if self._shut:
-            self.refused += 1
-            expected, advice = "no call during memory operations", "no step before the final answer may use an LLM"
-            raise ZeroMemError.of("reader", expected, f"{len(questions)} questions", advice)
-        replies = self.reader.read(questions, evidence, token_budget=token_budget)
-        for reply in replies:
-            self.usage = self.usage + reply.usage
-        return replies
 
 
 class AnswerLog:
@@ -163,7 +130,8 @@ def run_qa(
     conversation and category may have some. ``token_budget`` limits the evidence in a prompt, by the reader's count.
 
     ``out``: the file of answers (JSONL). One that is there is gone on with, and must be of the same data, reader,
-    encoder and settings; systems and questions may be added to it.
+    encoder and settings; systems and questions may be added to it. Its answers are calibrated anew, as calibration may
+    have changed since: that takes no reader.
     """
     config = config or ZeroMemConfig()
     top_k = config.calibration.top_k
@@ -185,6 +153,7 @@ def run_qa(
         "token_budget": token_budget, "answers": "abstain=False", "seed": seed,
     }  # fmt: skip
     log = AnswerLog(out, head)
+    log.add(_calibrated_anew(list(log.lines.values()), data.name))
     sample = {q.id for q in _sampled(questions, SAMPLE, seed)}
     labels: dict[str, str] = {}
     runner = _Runner(data, metered, log, token_budget, at_once)
@@ -239,10 +208,10 @@ class _Runner:
         pending = [question for question in group if not self.log.answered(name, question.id)]
         if not pending:
             return
-        refused = self.reader.refused
-        with self.reader.shut():
+        ledger, before = self.reader.ledger, self.reader.ledger.memory_llm_calls
+        with ledger.operation():
             found, cost = ground.find(base, cap, pending)
-        calls = None if base in ADAPTERS else self.reader.refused - refused
+        calls = None if base in ADAPTERS else ledger.memory_llm_calls - before
         spent = _shares(cost, len(group), len(pending))
         for start in range(0, len(pending), self.at_once):
             some, of_some = pending[start : start + self.at_once], found[start : start + self.at_once]
@@ -296,7 +265,8 @@ class _Runner:
         spent: tuple[dict[str, float], float],
     ) -> dict[str, Any]:
         category = question.category if self.data.name == "locomo" else ""
-        said = "" if reply.error else answer.text
+        if reply.error:
+            answer = dataclasses.replace(answer, text="")
         evidence = found.evidence.to_dict()
         seconds, encoder_tokens = spent
         return {
@@ -312,13 +282,8 @@ class _Runner:
             "rankings": found.rankings,
             "prompt_sha256": reply.prompt_sha256,
             "raw": reply.text,
-            "answer": said,
-            "rule": answer.rule,
-            "explanation": answer.explanation,
-            "answer_evidence": list(answer.evidence),
-            "supported": answer.supported,
+            **_answer_fields(answer, question.answers, category),
             "error": reply.error,
-            "metrics": measures(said, question.answers, category),
             "raw_metrics": measures(reply.text.strip(), question.answers, category),
             "in_evidence": _in_evidence(found, question.answers, cut),
             "tokens": {
@@ -330,6 +295,31 @@ class _Runner:
             },
             "seconds": {**seconds, "read": reply.seconds},
         }
+
+
+def _calibrated_anew(lines: Sequence[Mapping[str, Any]], dataset: str) -> list[dict[str, Any]]:
+    """Kept answers that are calibrated otherwise now; what the reader said is not asked for again."""
+    calibration, changed = AnswerCalibration(), []
+    for line in lines:
+        if line["error"]:
+            continue
+        evidence = Evidence.from_dict({**line, "query": line["question"], "items": line["evidence"]})
+        answer = calibration.calibrate(line["question"], line["raw"], evidence)
+        fields = _answer_fields(answer, line["gold"], line["category"] if dataset == "locomo" else "")
+        if any(line[name] != value for name, value in fields.items()):
+            changed.append({**line, **fields})
+    return changed
+
+
+def _answer_fields(answer: Answer, gold: Sequence[str], category: str) -> dict[str, Any]:
+    return {
+        "answer": answer.text,
+        "rule": answer.rule,
+        "explanation": answer.explanation,
+        "answer_evidence": list(answer.evidence),
+        "supported": answer.supported,
+        "metrics": measures(answer.text, gold, category),
+    }
 
 
 def _chosen(data: Dataset, limit: int | None, seed: int) -> tuple[list[Question], list[str]]:

@@ -28,11 +28,12 @@ from zeromem_torch.evaluation.datasets import Question
 from zeromem_torch.evaluation.graph_baselines import GRAPH_BASELINES
 from zeromem_torch.evaluation.run import VARIANTS
 from zeromem_torch.evidence import Evidence, EvidenceItem
+from zeromem_torch.ledger import MeteredEncoder
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.pipeline import Selection, Views
 from zeromem_torch.routing.profile import profile_query
 from zeromem_torch.searcher import LONGEST
-from zeromem_torch.substrate.encoder import Encoded, Encoder
+from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.entities import EntityExtractor, load_extractor
 from zeromem_torch.substrate.traces import Trace, ZeroMemError, nearest
 from zeromem_torch.substrate.units import chunk_spans, order_turns, turn_prefix, voice
@@ -79,23 +80,6 @@ class Cost:
     build_tokens: int = 0
     search_seconds: float = 0.0
     search_tokens: int = 0
-
-
-class MeteredEncoder:
-    """An encoder that counts the tokens it was asked to encode."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder, self.tokens = encoder, 0
-        self.fingerprint, self.dim = encoder.fingerprint, encoder.dim
-        self.max_tokens, self.late_chunking = encoder.max_tokens, encoder.late_chunking
-
-    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
-        encoded = self.encoder.encode(texts, states=states)
-        self.tokens += int(encoded.counts.sum())
-        return encoded
-
-    def token_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        return self.encoder.token_spans(texts)
 
 
 def parse_system(name: str, top_k: int) -> tuple[str, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from zeromem_torch.reader.metered import MeteredReader
 from zeromem_torch.reader.prompts import NOT_IN_MEMORY, messages
 from zeromem_torch.reader.protocol import Reader, Reply, Usage
 from zeromem_torch.substrate.traces import ZeroMemError
 
-__all__ = ["NOT_IN_MEMORY", "Reader", "Reply", "Usage", "load_reader", "messages"]
+__all__ = ["NOT_IN_MEMORY", "MeteredReader", "Reader", "Reply", "Usage", "load_reader", "messages"]
 
 HOSTED = "https://api.openai.com/v1"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zeromem_torch.evidence import Evidence
+from zeromem_torch.ledger import refuse_in_operations
 from zeromem_torch.substrate.traces import ZeroMemError
 
 
@@ -63,7 +64,8 @@ def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def check_pairs(questions: Sequence[str], evidence: Sequence[Evidence]) -> None:
-    """Refuse a call whose evidence cannot be told to its questions."""
+    """Refuse a call inside a memory operation, and one whose evidence cannot be told to its questions."""
+    refuse_in_operations(1 if isinstance(questions, str) else len(questions))
     if isinstance(questions, str) or len(questions) != len(evidence):
         got = "one text" if isinstance(questions, str) else f"{len(questions)} and {len(evidence)}"
         raise ZeroMemError.of("questions", "a list with one evidence each", got, "pass both in the same order")

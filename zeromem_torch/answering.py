@@ -1,0 +1,103 @@
+"""From evidence to an answer: the one place that asks a reader, and calibrates what it says (paper Eq. 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zeromem_torch.calibration.answer import NOT_IN_MEMORY, AnswerCalibration
+from zeromem_torch.evidence import Evidence, EvidenceItem
+from zeromem_torch.ledger import Ledger
+from zeromem_torch.reader import MeteredReader, Reader, Reply, Usage, load_reader
+from zeromem_torch.substrate.traces import ZeroMemError
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, and what it rests on."""
+
+    question: str
+    text: str  # calibrated; empty where the reader failed
+    raw: str  # as the reader said it
+    rule: str  # what changed it last ("kept", "shortened", "date: resolved", ...), or "no evidence" | "failed"
+    explanation: str
+    supported: bool  # whether a piece of evidence bears it out
+    cites: tuple[str, ...]  # ids of the traces that do
+    evidence: Evidence
+    usage: Usage  # what the reader spent
+    error: str = ""  # why the reader gave no answer
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"no answer: {self.error}"
+        return f"{self.text} [{', '.join(self.cites)}]" if self.cites else self.text
+
+    @property
+    def citations(self) -> list[EvidenceItem]:
+        """The pieces of evidence that bear the answer out, best first."""
+        return [item for item in self.evidence if item.trace_id in self.cites]
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("question", "text", "raw", "rule", "explanation", "supported")}
+        usage = {name: getattr(self.usage, name) for name in ("prompt_tokens", "completion_tokens", "calls")}
+        rest = {"error": self.error, "usage": usage, "evidence": self.evidence.to_dict()}
+        return {**plain, "cites": list(self.cites), **rest}
+
+
+class Answering:
+    """Asks readers, and keeps those that were named for the next question."""
+
+    def __init__(self, ledger: Ledger, device: str = "cpu") -> None:
+        self.ledger, self.device = ledger, device
+        self._named: dict[str, Reader] = {}
+
+    def answer(
+        self,
+        questions: Sequence[str],
+        evidence: Sequence[Evidence],
+        reader: Reader | str,
+        *,
+        token_budget: int | None = None,
+        calibrate: bool = True,
+        abstain: bool = False,
+    ) -> list[Answered]:
+        """One answer a question, in order. A question without evidence is "not in memory", and costs no call."""
+        asked = [number for number, found in enumerate(evidence) if found]
+        replies: Mapping[int, Reply] = {}
+        if asked:
+            metered = MeteredReader(self._reader(reader), self.ledger)
+            texts, found = [questions[number] for number in asked], [evidence[number] for number in asked]
+            replies = dict(zip(asked, metered.read(texts, found, token_budget=token_budget), strict=True))
+        calibration = AnswerCalibration(abstain=abstain) if calibrate else None
+        return [
+            _answered(question, own, replies.get(number), calibration)
+            for number, (question, own) in enumerate(zip(questions, evidence, strict=True))
+        ]
+
+    def _reader(self, reader: Reader | str) -> Reader:
+        if not isinstance(reader, str):
+            if not callable(getattr(reader, "read", None)):
+                advice = "pass one, or a name such as 'embedded'"
+                raise ZeroMemError.of("reader", "a reader or the name of one", type(reader).__name__, advice)
+            return reader
+        if reader not in self._named:
+            here = reader == "embedded" or reader.startswith("hf:")  # the others choose their device themselves
+            self._named[reader] = load_reader(reader, **({"device": self.device} if here else {}))
+        return self._named[reader]
+
+
+def _answered(
+    question: str, evidence: Evidence, reply: Reply | None, calibration: AnswerCalibration | None
+) -> Answered:
+    if reply is None:
+        why = "; ".join(evidence.reasons)
+        return Answered(question, NOT_IN_MEMORY, "", "no evidence", why, False, (), evidence, Usage())
+    raw, usage = reply.text, reply.usage
+    if reply.error:
+        return Answered(question, "", raw, "failed", "", False, (), evidence, usage, reply.error)
+    if calibration is None:
+        return Answered(question, raw.strip(), raw, "not calibrated", "", False, (), evidence, usage)
+    own = calibration.calibrate(question, raw, evidence)
+    said = own.text, own.raw, own.rule, own.explanation, own.supported, own.evidence
+    return Answered(question, *said, evidence, usage)
