@@ -308,26 +308,26 @@ def test_queries_from_standard_input(run: Run, memory: Path) -> None:
 
 
 def test_an_answer_with_what_it_cites(run: Run, memory: Path) -> None:
-    status, out, err = run("answer", "What did Ann buy?")
+    status, out, err = run("answer", "Where did Ann go?")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "a red boat"
-    assert lines[1] == '    the reader said "The answer is: I bought a red boat."; \'I bought a red boat\' in short'
-    assert re.fullmatch(r" 1  \d\.\d+  25 Jun 2023  Ann +\w+", lines[2])
-    assert lines[3:] == ["    I bought a red boat."]
-    status, out, _ = run("answer", "What did Ann buy?", "--raw")
-    assert (status, out) == (0, "The answer is: I bought a red boat.\n")
+    assert lines[0] == "Oslo"
+    assert lines[1].startswith('    the reader said "The answer is: I went to the lake in Oslo."; ')
+    assert re.fullmatch(r" 1  \d\.\d+  8 May 2023  Ann +\w+", lines[2])
+    assert lines[3:] == ["    I went to the lake in Oslo."]
+    status, out, _ = run("answer", "Where did Ann go?", "--raw")
+    assert (status, out) == (0, "The answer is: I went to the lake in Oslo.\n")
 
 
 def test_answers_as_json_and_what_cannot_be_answered(run: Run, memory: Path) -> None:
-    status, out, err = run("answer", "--json", "--top-k", "1", "-", stdin="What did Ann buy?\nWhat was the fault?\n")
+    status, out, err = run("answer", "--json", "--top-k", "1", "-", stdin="Where did Ann go?\nWhat was the fault?\n")
     assert (status, err) == (0, "")
-    bought, fault = map(json.loads, out.splitlines())
-    assert (bought["text"], bought["supported"], len(bought["cites"])) == ("a red boat", True, 1)
+    went, fault = map(json.loads, out.splitlines())
+    assert (went["text"], went["supported"], len(went["cites"])) == ("Oslo", True, 1)
     assert (fault["text"], fault["error"]) == ("", "the server was gone")
     status, out, err = run("answer", "What was the fault?")
     assert (status, out, err) == (NO, "", "zeromem: no answer: the server was gone\n")
-    status, out, err = run("answer", "What did Ann buy?", "--speaker", "Cid")
+    status, out, err = run("answer", "Where did Ann go?", "--speaker", "Cid")
     assert (status, out) == (NO, "not in memory\n")
 
 

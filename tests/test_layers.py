@@ -34,7 +34,7 @@ ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "ev
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
     "store": {"keeper", "library", "cli"},
-    "reader": {"answering", "library", "evaluation", "serving", "cli"},
+    "reader": {"answering", "library", "evaluation", "serving", "demo", "cli"},
 }
 # Peers of one layer stay apart, apart from these.
 PEERS = {("bank", "sparse")}
