@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WANTED = ["torch==2.13.0", f"{ROOT}[bge,ner,reader,dev]"]
+WANTED = ["torch==2.13.0", f"{ROOT}[bge,cpu,kernels,ner,reader,dev]"]
 HEADER = "# Written by `make lock` for CPython 3.11; every line is one exact version.\n"
 
 
