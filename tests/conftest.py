@@ -10,10 +10,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)  # tests are small, and the machine's cores belong to pytest's own workers
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("untimed")
 
 # Modules that name shapes have them checked at each call; the others would only be slowed down.
 SHAPED = [

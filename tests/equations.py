@@ -328,14 +328,25 @@ def minmax(scores: Sequence[float], present: Sequence[bool] | None = None) -> Ro
 
 
 def fuse(
-    graph: Sequence[float], hierarchy: Sequence[float], weight: float, contrasts: tuple[float, float] = (1.0, 1.0)
+    graph: Sequence[float],
+    hierarchy: Sequence[float],
+    weight: float,
+    contrasts: tuple[float, float] = (1.0, 1.0),
+    *,
+    returned: tuple[Sequence[bool] | None, Sequence[bool] | None] = (None, None),
+    bonus: Sequence[float] | None = None,
 ) -> Row:
     """Eq. 13: ``S = rho primary + (1 - rho) secondary``, ``weight`` being the graph's.
 
-    Ours: each view's score is raised to its contrast first; 1 is the paper's.
+    Ours: each view's score is raised to its contrast first; 1 is the paper's. ``returned`` says which units each view
+    returned (all), and ``bonus`` is added.
     """
-    pairs = zip(minmax(graph), minmax(hierarchy), strict=True)
-    return [weight * g ** contrasts[0] + (1 - weight) * h ** contrasts[1] for g, h in pairs]
+    views = minmax(graph, returned[0]), minmax(hierarchy, returned[1])
+    extra = [0.0] * len(graph) if bonus is None else bonus
+    return [
+        weight * g ** contrasts[0] + (1 - weight) * h ** contrasts[1] + more
+        for g, h, more in zip(*views, extra, strict=True)
+    ]
 
 
 def ranking(scores: Sequence[float], k: int, admitted: Iterable[int] | None = None) -> list[int]:
@@ -424,6 +435,17 @@ def supporting_item(
         if held > most and held >= share * len(words):
             best, most = i, held
     return best
+
+
+def item_about(asked: Iterable[str], names: Iterable[str], items: Sequence[Iterable[str]]) -> int | None:
+    """The item whose date stands in for one that nothing bears out: the first that holds most of the question's words,
+    if it holds half of them, the speakers' names aside. Ours."""
+    words, others = set(asked), set(asked) - set(names)
+    held = [len(words & set(item)) for item in items]
+    if not items or not others:
+        return None
+    best = held.index(max(held))
+    return best if 2 * len(others & set(items[best])) >= len(others) else None
 
 
 def pruned(

@@ -158,6 +158,21 @@ def test_what_is_asked_and_repeated_comes_off(question: str, raw: str, text: str
     assert answer(question, raw).text == text
 
 
+@pytest.mark.parametrize(
+    ("question", "raw", "text", "rule"),
+    [
+        ("When did Ann go to the support group?", "3 March 2020", "8 June 2023", "date: replaced"),
+        ("When did Ann go to the support group?", "on a Tuesday in spring", "8 June 2023", "date: replaced"),
+        ("When did Ann buy her car?", "3 March 2020", "3 March 2020", "kept"),  # no item is about it
+        ("When did Ann love pottery?", "2020-03-03", "9 June 2023", "date: replaced"),  # the day it was said on
+        ("What did Ann do in March 2020?", "3 March 2020", "3 March 2020", "kept"),
+    ],
+)
+def test_a_date_that_nothing_bears_out(question: str, raw: str, text: str, rule: str) -> None:
+    said = answer(question, raw)
+    assert (said.text, said.rule) == (text, rule)
+
+
 def test_a_speaker_is_no_place() -> None:
     assert answer("Where was it?", "it", "Ann says that Ann was there.").text == "it"
     assert answer("Where was it?", "it", "She was in Lisbon.").text == "Lisbon"
@@ -178,7 +193,7 @@ def test_a_reply_without_a_date_takes_that_of_the_item_it_copies() -> None:
     assert (said.text, said.rule, said.evidence) == ("9 June 2023", "date: of the item", ("t0",))
     said = answer(question, "I met my friends at the Blue Heron", *TALK)
     assert (said.text, said.rule, said.evidence) == ("the week before 9 June 2023", "date: resolved", ("t1",))
-    assert answer(question, TALK[3], TALK[0], TALK[3]).text == TALK[3][:-1]  # "9 June" would mean the day before
+    assert answer(question, TALK[3], TALK[0], TALK[3]).text == "9 June 2023"  # the other item is not about it
     assert answer("What type of date?", "picnic date", "It was a picnic date.", types="date").text == "picnic date"
 
 
@@ -254,6 +269,16 @@ def test_lists_equal_equation_16(asked: list[str], texts: list[str], elements: l
     held = [terms_of(f"Ann {text}") for text in texts]
     kept = equations.pruned(words, terms_of(question), held, LIKE)
     assert said.text == ", ".join(" ".join(elements[i]) for i in kept)
+
+
+@given(st.lists(_WORDS, min_size=1, max_size=4), _TEXTS)
+def test_dates_that_nothing_bears_out_equal_equation_16(asked: list[str], texts: list[str]) -> None:
+    question = f"When was Ann {' '.join(asked)}?"
+    items = [item(number, text, JUNE.replace(day=number + 1)) for number, text in enumerate(texts)]
+    said = CALIBRATION.calibrate(question, "3 March 2020", evidence(question, *items, types="date"))
+    rank = equations.item_about(terms_of(question), terms_of("Ann"), [terms_of(f"Ann {text}") for text in texts])
+    assert said.text == ("3 March 2020" if rank is None else f"{rank + 1} June 2023")
+    assert said.evidence == (() if rank is None else (f"t{rank}",))
 
 
 @given(st.lists(_WORDS, max_size=2), _TEXTS, st.lists(_WORDS, min_size=1, max_size=4), st.booleans())

@@ -99,9 +99,12 @@ def _date(reading: Reading, text: str) -> Draft:
         words = text[first.start : first.end]
         same = (words, f"the {words}")  # where what is vague has been resolved before
         ranks = [r for r, _ in enumerate(reading.items) if any(_equal(told, first, same) for told in reading.dates(r))]
-        if not ranks and len(said) == 1 and (meant := _meant(reading, text, first.key)):
+        about = reading.question if _is_date(text) else text
+        if not ranks and len(said) == 1 and (meant := _meant(reading, about, first.key)):
             return _resolved(reading, *meant)
         rests_on = (ranks or _inside(reading, first))[:1]
+        if not rests_on and (better := _day_of_what_is_asked(reading, text)):
+            return better
         return _formed(text, _date_alone(text, said), rests_on, "date: normalised")
     for rank in reading.nearest(text):  # a date without its year, or a relative one in the words of the item
         moment = reading.items[rank].time
@@ -114,10 +117,14 @@ def _date(reading: Reading, text: str) -> Draft:
             moment, found = reading.items[rank].time, {c.key: c for c in reading.dates(rank)}
             if len(found) == 1:
                 return _resolved(reading, rank, next(iter(found.values())))
-            if not found and moment and not _meant(reading, day_of(moment), days_of(moment)):
+            if not found and moment and not _meant(reading, reading.question, days_of(moment)):
                 why = f"{reading.items[rank].trace_id} says so, and was said on that day"
                 return Draft(day_of(moment), (rank,), "date: of the item", why)
-    return _replaced(reading, "date", text) or Draft(text, reading.support(text))
+    return (
+        _replaced(reading, "date", text)
+        or _day_of_what_is_asked(reading, text)
+        or Draft(text, reading.support(text))
+    )
 
 
 def quantity(reading: Reading, text: str) -> Draft:
@@ -273,9 +280,9 @@ def _equal(told: Candidate, said: Candidate, words: tuple[str, ...]) -> bool:
     return told.key == said.key or told.text in words
 
 
-def _meant(reading: Reading, text: str, day: tuple[int, int]) -> tuple[int, Candidate] | None:
-    """The one date of an item that was said on this day."""
-    for rank in reading.nearest(text):
+def _meant(reading: Reading, about: str, day: tuple[int, int]) -> tuple[int, Candidate] | None:
+    """The one date of the item that was said on this day, and shares most words with a text."""
+    for rank in reading.nearest(about):
         moment, dates = reading.items[rank].time, reading.dates(rank)
         if moment and days_of(moment) == day:
             return (rank, dates[0]) if len({candidate.key for candidate in dates}) == 1 else None
@@ -293,6 +300,24 @@ def _replaced(reading: Reading, kind: str, text: str) -> Draft | None:
         return None
     why = f"nothing supports {text!r}; {reading.items[rank].trace_id} has the only {kind} of the evidence"
     return Draft(candidate.text, (rank,), f"{kind}: replaced", why)
+
+
+def _day_of_what_is_asked(reading: Reading, text: str) -> Draft | None:
+    """For a date that no item bears out: the one that the item most about the question tells of, or its own day.
+
+    Such an item holds at least half of the question's words, the speakers' names aside.
+    """
+    names = frozenset().union(*map(terms_of, reading.speakers))
+    asked = reading.asked - names
+    if not reading.items or not asked or not _ASKS_WHEN.search(reading.question) or reading.support(text):
+        return None
+    rank = reading.nearest(reading.question)[0]
+    item, dates = reading.items[rank], {candidate.key: candidate for candidate in reading.dates(rank)}
+    if len(asked & reading.terms[rank]) < 0.5 * len(asked) or len(dates) > 1 or not item.time:
+        return None
+    told = next(iter(dates.values())).text if dates else day_of(item.time)
+    why = f"nothing bears {text!r} out; {item.trace_id} is most about the question, and was said on {day_of(item.time)}"
+    return None if told == text else Draft(told, (rank,), "date: replaced", why)
 
 
 def _inside(reading: Reading, said: Candidate) -> list[int]:
