@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -96,7 +97,8 @@ def _eval_qa(options: argparse.Namespace) -> int:
         seed=options.seed,
         device=options.device,
     )
-    result["command"] = shlex.join(["zeromem", *sys.argv[1:]])
+    # Where files lie on this machine is no part of what was done.
+    result["command"] = shlex.join(["zeromem", *(Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])])
     for line in tables(result):
         print(line)
     if options.json:

@@ -416,7 +416,8 @@ _LABELS = {
 
 def _label(base: str, ground: Ground, sample: int, questions: int) -> str:
     if base == "rag":
-        short = f", scaled down from {RAG_CHUNK:,} to the reader's context" if ground.chunk < RAG_CHUNK else ""
+        fit = f", scaled down from {RAG_CHUNK:,} so that five fit the reader's {ground.room:,} tokens"
+        short = fit if ground.chunk < RAG_CHUNK else ""
         return f"RAG, chunks of {ground.chunk:,} tokens{short}"
     some = f"; {sample} of {questions} questions" if sample < questions else ""
     return f"LONG-LLM, windows of {ground.window:,} tokens{some}"
