@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = sorted((ROOT / "bench" / "results").glob("retrieval-*.json"))
+ANSWERS = sorted((ROOT / "bench" / "results").glob("answers-*.json"))
 
 
 def test_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,12 +31,16 @@ def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         exec(compile(block, page, "exec"), shared)
 
 
-def test_figures_are_those_of_the_result_files() -> None:
-    lines = runpy.run_path(str(ROOT / "bench" / "retrieval_table.py"))["lines"]
-    printed = re.search(r"<!-- results -->\n(.*?)<!-- /results -->", README, re.DOTALL)
+@pytest.mark.parametrize(
+    ("kind", "table", "files"),
+    [("results", "retrieval_table.py", RESULTS), ("answers", "answers_table.py", ANSWERS)],
+)
+def test_figures_are_those_of_the_result_files(kind: str, table: str, files: list[Path]) -> None:
+    lines = runpy.run_path(str(ROOT / "bench" / table))["lines"]
+    printed = re.search(rf"<!-- {kind} -->\n(.*?)<!-- /{kind} -->", README, re.DOTALL)
     assert printed is not None
-    assert RESULTS
-    for path in RESULTS:
+    assert files
+    for path in files:
         for line in lines(json.loads(path.read_text(encoding="utf-8"))):
             assert line in printed[1], path.name
 
