@@ -7,15 +7,16 @@ was expected, what came, and what to do.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timezone
 from hashlib import blake2b
 from typing import Any
+
+from zeromem_torch.errors import NotFound, ZeroMemError, nearest, shown
 
 __all__ = ["MUTABLE", "NotFound", "Trace", "ZeroMemError", "check_boundary", "check_text", "nearest", "parse_time"]
 
@@ -38,19 +39,6 @@ _LONGMEMEVAL = re.compile(
 )
 _EPOCH = re.compile(r"-?\d{9,14}(?:\.\d+)?", re.ASCII)  # shorter runs of digits are years or basic ISO dates
 _MILLISECONDS_FROM = 1e11  # as seconds this is the year 5138, as milliseconds 1973
-
-
-class ZeroMemError(ValueError):
-    """Input that cannot be used; the message says which field, and what to do."""
-
-    @classmethod
-    def of(cls, name: str, expected: str, got: object, advice: str) -> ZeroMemError:
-        """The one shape of our messages: field, what was expected, what came, what to do next."""
-        return cls(f"{name}: expected {expected}, got {_shown(got)}; {advice}")
-
-
-class NotFound(ZeroMemError):
-    """A well-formed id that nothing stands behind: never stored, deleted, or expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +156,7 @@ class _Where:
     id: object
 
     def __str__(self) -> str:
-        return f"trace {_shown(self.id)}"
+        return f"trace {shown(self.id)}"
 
 
 def parse_time(value: str | float | datetime) -> datetime:
@@ -212,13 +200,6 @@ def check_boundary(boundary: str) -> None:
         raise ZeroMemError.of("boundary", 'segments that are not empty, as in "acme/alice"', boundary, advice)
 
 
-def nearest(name: str, options: Iterable[str]) -> str:
-    """'did you mean ...? ' with up to three near options, ready to stand in an error; '' when none is near."""
-    folded = {option.casefold(): option for option in options}
-    close = difflib.get_close_matches(str(name).casefold()[:200], folded, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(repr(folded[c]) for c in close)}? " if close else ""
-
-
 def _from_text(text: str) -> datetime:
     if match := _LOCOMO.fullmatch(text):
         hour, minute, half, day, month, year = match.groups()
@@ -255,10 +236,10 @@ def _checked_metadata(where: _Where, metadata: object) -> dict[str, str | int | 
     for key, value in metadata.items():
         check_text(where, "metadata key", key, blank_ok=False)
         if isinstance(value, str):
-            check_text(where, f"metadata[{_shown(key)}]", value, blank_ok=True)
+            check_text(where, f"metadata[{shown(key)}]", value, blank_ok=True)
         elif not isinstance(value, (bool, int, float)) or not _storable(value):
             expected, advice = "a string, a bool, a 64-bit or a finite number", "drop it, or write it as a string"
-            raise ZeroMemError.of(f"{where}, metadata[{_shown(key)}]", expected, value, advice)
+            raise ZeroMemError.of(f"{where}, metadata[{shown(key)}]", expected, value, advice)
     return dict(metadata)
 
 
@@ -277,13 +258,3 @@ def _joined_parts(where: _Where, content: object) -> object:
             raise ZeroMemError.of(f"{where}, content", "text parts", part, advice)
         texts.append(part["text"])
     return "\n".join(texts)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, str):  # never the whole of a long text, nor an unprintable one
-        return ascii(value) if len(value) <= 60 else f"{value[:60]!a}... ({len(value)} characters)"
-    try:
-        shown = ascii(value)
-    except ValueError:  # an integer of thousands of digits
-        shown = ""
-    return shown if 0 < len(shown) <= 60 else f"{shown[:60]}... ({type(value).__name__})"
