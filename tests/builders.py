@@ -122,17 +122,18 @@ class Dice:
         return drawn[self.below(kinds, count)] if kinds and count else drawn[:count]
 
 
-def sample(seed: int, units: int, *, tied: bool = False, plain: bool = False) -> Sample:
+def sample(seed: int, units: int, *, tied: bool = False, plain: bool = False, lone: bool = False) -> Sample:
     """A random memory: sessions of up to 5 turns and lone documents, units without tokens, entities or date among them.
 
-    ``tied``: only three different vectors. ``plain``: no entity, no date, no speaker, no title, and no term.
+    ``tied``: only three different vectors. ``plain``: no entity, no date, no speaker, no title, and no term. ``lone``:
+    documents only, of one chunk each, so that a unit is a chunk, a window and an episode of its own.
     """
     dice = Dice(seed)
     kinds = 3 if tied else 0
     session: list[int] = []
     position: list[int] = []
     while len(session) < units:
-        length = min(1 + dice.one(5), units - len(session))
+        length = 1 if lone else min(1 + dice.one(5), units - len(session))
         alone = length == 1 and dice.one(2) == 0
         number = session[-1] + 1 if session else 0
         session += [number] * length
@@ -144,7 +145,7 @@ def sample(seed: int, units: int, *, tied: bool = False, plain: bool = False) ->
 
     speakers = 0 if plain else 2
     entities = 0 if plain else units // 2 + 2  # more than are named: some stay isolated
-    chunk_unit = sorted([*range(units), *dice.below(units, units // 3)])
+    chunk_unit = sorted([*range(units), *dice.below(units, 0 if lone else units // 3)])
     sentence_unit = sorted([*range(units), *dice.below(units, units)])
     said = [] if plain else dice.below(len(sentence_unit), len(sentence_unit))
     named = dice.below(max(entities - 1, 0), len(said))

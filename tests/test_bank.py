@@ -61,6 +61,16 @@ def test_axis_names_the_segment_of_every_row(sizes: tuple[int, ...]) -> None:
     assert axis.segment.tolist() == [m for m, size in enumerate(sizes) for _ in range(size)]
     lines = [[row for row in line if row >= 0] for line in axis.padded.tolist()]
     assert lines == [list(range(part.start, part.stop)) for part in parts(sizes)]
+    assert axis.bounds.tolist() == list(axis.ptr)
+    assert axis.longest == max(sizes, default=0)
+    assert [part.ptr for part in axis.parts] == [(0, size) for size in sizes]
+
+
+@pytest.mark.parametrize("sizes", RAGGED)
+@pytest.mark.parametrize("more", [(), (2,)])
+def test_what_a_segment_has_is_spread_over_its_rows(sizes: tuple[int, ...], more: tuple[int, ...]) -> None:
+    axis, values = axis_of(sizes), torch.rand(3, len(sizes), *more)
+    assert torch.equal(axis.spread(values), values[:, axis.segment])
 
 
 @pytest.mark.parametrize("sizes", RAGGED)
@@ -76,7 +86,12 @@ def test_sum_and_max_of_each_segment(sizes: tuple[int, ...], slots: int) -> None
 
 @pytest.mark.parametrize("sizes", RAGGED)
 @pytest.mark.parametrize("masked", [False, True])
-def test_minmax_equals_equation_12(sizes: tuple[int, ...], masked: bool) -> None:
+@pytest.mark.parametrize("worth", [1, 1 << 30])
+def test_minmax_equals_equation_12(
+    sizes: tuple[int, ...], masked: bool, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments one by one and all together."""
+    monkeypatch.setattr("zeromem_torch.bank.WORTH_A_CALL", worth)
     values, present = grid(3, sum(sizes)), torch.rand(3, sum(sizes)) < 0.6
     values[1] = 0.25  # all equal
     present[2] = False  # all absent
@@ -101,10 +116,11 @@ def test_minmax_does_not_care_for_the_order_of_rows() -> None:
 @pytest.mark.parametrize("k", [0, 1, 5, 200])
 @pytest.mark.parametrize("sizes", RAGGED)
 @pytest.mark.parametrize("masked", [False, True])
-def test_topk_equals_a_sort(sizes: tuple[int, ...], k: int, masked: bool) -> None:
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_topk_equals_a_sort(sizes: tuple[int, ...], k: int, masked: bool, backend: str) -> None:
     scores, present = grid(3, sum(sizes)), torch.rand(3, sum(sizes)) < 0.6
     present[2] = False
-    found = segment_topk(scores, axis_of(sizes), k, present if masked else None)
+    found = segment_topk(scores, axis_of(sizes), k, present if masked else None, backend)
     assert found.shape == (3, len(sizes), k)
     for s in range(3):
         for m, part in enumerate(parts(sizes)):
@@ -113,14 +129,16 @@ def test_topk_equals_a_sort(sizes: tuple[int, ...], k: int, masked: bool) -> Non
             assert found[s, m].tolist() == [part.start + row for row in rows] + [-1] * (k - len(rows))
 
 
-def test_topk_of_scores_closer_than_a_step_goes_by_row() -> None:
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_topk_of_scores_closer_than_a_step_goes_by_row(backend: str) -> None:
     scores = torch.tensor([[0.3, 0.3 + 0.4 * SCORE_STEP, 0.3 + 2 * SCORE_STEP]], dtype=torch.float64)
-    assert segment_topk(scores, axis_of([3]), 3).tolist() == [[[2, 0, 1]]]
+    assert segment_topk(scores, axis_of([3]), 3, backend=backend).tolist() == [[[2, 0, 1]]]
 
 
-def test_topk_ranks_negative_and_infinite_scores() -> None:
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_topk_ranks_negative_and_infinite_scores(backend: str) -> None:
     scores = torch.tensor([[-torch.inf, -1.0, torch.inf, 0.0]])
-    assert segment_topk(scores, axis_of([4]), 5).tolist() == [[[2, 3, 1, 0, -1]]]
+    assert segment_topk(scores, axis_of([4]), 5, backend=backend).tolist() == [[[2, 3, 1, 0, -1]]]
 
 
 @pytest.mark.parametrize("size", [0, 1, 7])
@@ -132,7 +150,9 @@ def test_member_mask_names_the_rows(size: int) -> None:
     assert [set(own.nonzero()[:, 0].tolist()) for own in mask] == [set(own.flatten().tolist()) - {-1} for own in rows]
 
 
-def test_gradient_of_minmax() -> None:
+@pytest.mark.parametrize("worth", [1, 1 << 30])
+def test_gradient_of_minmax(worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeromem_torch.bank.WORTH_A_CALL", worth)
     axis, present = axis_of([4, 0, 3, 1]), torch.tensor([[True] * 4 + [True, False, True] + [False]])
     values = torch.rand(1, 8, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda v: segment_minmax(v, axis), values)
@@ -147,9 +167,11 @@ def test_gradient_of_minmax_is_zero_where_all_are_equal_or_absent() -> None:
 
 
 def test_rows_that_tie_for_the_maximum_share_its_gradient() -> None:
-    values = torch.tensor([[1.0, 3.0, 3.0]], requires_grad=True)
-    (grad,) = torch.autograd.grad(segment_max(values, torch.zeros(3, dtype=torch.long), 1).sum(), values)
-    assert grad.tolist() == [[0, 0.5, 0.5]]
+    for segments in (1, 2):  # a segment alone is another way through than one of several
+        values = torch.tensor([[1.0, 3.0, 3.0]], requires_grad=True)
+        most = segment_max(values, torch.zeros(3, dtype=torch.long), segments, empty=0.0)
+        (grad,) = torch.autograd.grad(most.sum(), values)
+        assert grad.tolist() == [[0, 0.5, 0.5]]
 
 
 # Packing
@@ -182,6 +204,35 @@ def test_the_graph_of_a_bank_is_block_diagonal() -> None:
         blocks[slice(*part), slice(*part)] = torch.tensor(one.edges)
     assert torch.equal(bank.adjacency.to_dense(), blocks)
     assert torch.equal(bank.adjacency_t.to_dense(), bank.adjacency.to_dense().T)
+
+
+def test_values_of_units_and_entities_meet_on_their_nodes() -> None:
+    for samples in (SAMPLES, SAMPLES[:1]):
+        bank = bank_of(samples)
+        units, entities, nodes = (torch.rand(3, bank.axes[name].size) for name in ("units", "entities", "nodes"))
+        on_nodes = bank.on_nodes(units, entities)
+        assert on_nodes.shape == nodes.shape
+        assert torch.equal(on_nodes[:, bank.unit_node], units)
+        assert torch.equal(on_nodes[:, bank.entity_node], entities)
+        assert torch.equal(bank.at_units(nodes), nodes[:, bank.unit_node])
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, SAMPLES[:1], SAMPLES[1:2], (sample(9, 12, lone=True),)])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_unit_gets_the_best_of_its_chunks_and_windows_and_what_its_episode_has(
+    samples: tuple[Sample, ...], grad: bool
+) -> None:
+    bank = bank_of(samples)
+    chunks, windows, episodes = (torch.rand(3, bank.axes[n].size) for n in ("chunks", "windows", "episodes"))
+    holding: list[list[int]] = [[] for _ in range(bank.axes["units"].size)]
+    for window, unit in zip(bank.member_window.tolist(), bank.member_unit.tolist(), strict=True):
+        holding[unit].append(window)
+    found = [bank.best_chunk(chunks), bank.best_window(windows.requires_grad_(grad)), bank.of_episode(episodes)]
+    for s in range(3):
+        for unit, own in enumerate(holding):
+            of_chunks = chunks[s][bank.chunk_unit == unit].max()
+            expected = torch.stack([of_chunks, windows[s, own].max(), episodes[s, bank.unit_episode[unit]]])
+            assert torch.equal(torch.stack([scores[s, unit] for scores in found]), expected)
 
 
 def test_mentions_say_which_sentence_names_which_entity_not_how_often() -> None:

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from zeromem_torch.bank import axis_of, segment_topk
-from zeromem_torch.retrieval.dense import DenseScores, MaxSim
-from zeromem_torch.retrieval.signals import token_minmax
+from zeromem_torch.bank import TokenStates, axis_of, segment_topk
+from zeromem_torch.retrieval.dense import DenseScores, MaxSim, token_minmax
 
 RAGGED = [(0,), (1,), (7,), (129,), (3, 0, 1, 7, 20, 0)]
 
@@ -53,7 +52,7 @@ def late_interaction(sizes: tuple[int, ...], exhaustive: int, workspace: int, k:
     asked = [[query(100 * m + s, one) for s in range(4)] for m, one in enumerate(memories)]
     batch = lay_out(asked, bank)
     candidates = segment_topk(-torch.arange(units.size).double().expand(4, -1), units, k)
-    best = MaxSim(exhaustive, workspace)(batch.states, bank.token_states, bank.state_ptr, units, candidates)
+    best = MaxSim(exhaustive, workspace)(batch.states, bank.states(), units, candidates)
     expected = torch.zeros_like(best)
     for m, one in enumerate(memories):
         compared = one.units if one.units <= exhaustive else min(k, one.units)
@@ -103,9 +102,9 @@ def test_padding_of_a_query_changes_nothing() -> None:
     own = query(2, sample(1, 7))
     batch = lay_out([[own]], bank)
     none = torch.full((1, 1, 0), -1)
-    plain = maxsim(batch.states, bank.token_states, bank.state_ptr, units, none)
+    plain = maxsim(batch.states, bank.states(), units, none)
     padded = torch.cat([batch.states, torch.zeros(1, 1, 3, DIM, dtype=torch.float64)], dim=2)
-    longer = maxsim(padded, bank.token_states, bank.state_ptr, units, none)
+    longer = maxsim(padded, bank.states(), units, none)
     weights = torch.cat([batch.state_weights, torch.zeros(1, 1, 3, dtype=torch.float64)], dim=2)
     assert_close(maxsim.combine(longer, weights, units), maxsim.combine(plain, batch.state_weights, units))
 
@@ -113,8 +112,9 @@ def test_padding_of_a_query_changes_nothing() -> None:
 def test_order_of_units_and_of_tokens_does_not_matter() -> None:
     states, queries = Dice(1).unit_vectors(6), Dice(2).unit_vectors(3).reshape(1, 1, 3, DIM)
     none, axis = torch.full((1, 1, 0), -1), axis_of([2])
-    best = MaxSim()(queries, states, torch.tensor([0, 2, 6]), axis, none)
-    turned = MaxSim()(queries, torch.cat([states[2:].flip(0), states[:2]]), torch.tensor([0, 4, 6]), axis, none)
+    best = MaxSim()(queries, TokenStates(states, torch.tensor([0, 2, 6])), axis, none)
+    turned_states = torch.cat([states[2:].flip(0), states[:2]])
+    turned = MaxSim()(queries, TokenStates(turned_states, torch.tensor([0, 4, 6])), axis, none)
     assert_close(turned, best.flip(0), rtol=1e-12, atol=0)
 
 
@@ -150,7 +150,7 @@ def test_gradient_of_late_interaction(exhaustive: int, workspace: int) -> None:
 
     def scores(queries: Tensor, states: Tensor, weights: Tensor) -> Tensor:
         maxsim = MaxSim(exhaustive, workspace)
-        combined: Tensor = maxsim.combine(maxsim(queries, states, ptr, axis, candidates), weights, axis)
+        combined: Tensor = maxsim.combine(maxsim(queries, TokenStates(states, ptr), axis, candidates), weights, axis)
         return combined
 
     assert gradcheck(scores, (queries, states, weights))
@@ -163,9 +163,9 @@ def test_a_query_alone_scores_as_in_a_batch() -> None:
     batch, maxsim = lay_out(asked, bank), MaxSim(50)
     units = bank.axes["units"]
     candidates = segment_topk(torch.rand(5, units.size, dtype=torch.float64), units, 9)
-    whole = maxsim(batch.states, bank.token_states, bank.state_ptr, units, candidates)
+    whole = maxsim(batch.states, bank.states(), units, candidates)
     for s in range(5):
-        one = maxsim(batch.states[[s]], bank.token_states, bank.state_ptr, units, candidates[[s]])
+        one = maxsim(batch.states[[s]], bank.states(), units, candidates[[s]])
         assert_close(one[:, 0], whole[:, s], rtol=0, atol=1e-12)
     dense = DenseScores()(batch.vectors, bank.chunk_vectors, bank.axes["chunks"])
     assert rows_of(dense, bank, 2, 1, "chunks") == pytest.approx(

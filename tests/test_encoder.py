@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaMo
 from zeromem_torch.config import SubstrateConfig, ZeroMemConfig
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.substrate.encoder import (
+    MOST_PACKED,
     CachedEncoder,
     Encoded,
     Encoder,
@@ -90,19 +92,57 @@ def test_states_stand_where_their_tokens_are(minilm: TransformerEncoder) -> None
 @pytest.mark.parametrize("budget", [1, 30, 64, 1000])
 def test_batches_keep_to_the_token_budget(minilm: TransformerEncoder, budget: int) -> None:
     encoder = TransformerEncoder(Path(minilm.tokenizer.name_or_path), batch_tokens=budget)
-    sizes: list[tuple[int, int]] = []
-
-    def record(module: object, given: object, named: dict[str, Any]) -> None:
-        sizes.append(tuple(named["input_ids"].shape))
-
-    encoder.model.register_forward_pre_hook(record, with_kwargs=True)
+    packs = recorded(encoder)
     encoder.encode(TEXTS * 3)
-    assert sum(rows for rows, _ in sizes) == 3 * len(TEXTS)
-    assert all(rows == 1 or rows * width <= budget for rows, width in sizes)
-    widths = [width for _, width in sizes]
-    assert widths == sorted(widths, reverse=True)  # of like length, so that padding is small
+    lengths = [length for pack in packs for length in pack]
+    assert len(lengths) == 3 * len(TEXTS)
+    assert all(len(pack) == 1 or sum(pack) <= budget for pack in packs)
+    assert all(sum(pack) + after[0] > budget for pack, after in pairwise(packs))  # none is smaller than it need be
+    assert lengths == sorted(lengths, reverse=True)
     if budget == 1000:
-        assert len(sizes) == 1
+        assert len(packs) == 1
+
+
+def test_a_batch_may_be_as_large_as_the_budget(minilm: TransformerEncoder) -> None:
+    encoder = TransformerEncoder(Path(minilm.tokenizer.name_or_path), batch_tokens=30)
+    packs = recorded(encoder)
+    encoder.encode(["Bo"] * 25)  # three tokens each
+    assert [len(pack) for pack in packs] == [10, 10, 5]
+
+
+def recorded(encoder: TransformerEncoder) -> list[list[int]]:
+    """Token counts of the texts of each pack from now on."""
+    packs: list[list[int]] = []
+    run = encoder._hidden
+
+    def record(ids: Tensor, lengths: list[int]) -> Tensor:
+        assert len(ids) == sum(lengths)
+        packs.append(list(lengths))
+        return run(ids, lengths)
+
+    encoder._hidden = record  # type: ignore[method-assign, assignment]
+    return packs
+
+
+def test_a_query_and_its_entities_are_one_pack(minilm: TransformerEncoder) -> None:
+    encoder = TransformerEncoder(Path(minilm.tokenizer.name_or_path))
+    packs = recorded(encoder)
+    encoder.encode(["Where did Melanie go with the red boat?", "Melanie", "the red boat"], states=True)
+    assert [len(pack) for pack in packs] == [3]
+
+
+def test_a_pack_is_bounded_whatever_is_asked_for(minilm: TransformerEncoder) -> None:
+    assert TransformerEncoder(Path(minilm.tokenizer.name_or_path), batch_tokens=1 << 20).batch_tokens == MOST_PACKED
+
+
+def test_windows_change_nothing(minilm: TransformerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = minilm.encode(TEXTS, states=True)
+    monkeypatch.setattr("zeromem_torch.substrate.encoder.WINDOW", 2)
+    parted = minilm.encode(TEXTS, states=True)
+    assert_close(parted.vectors, whole.vectors, atol=1e-6, rtol=0)
+    assert_close(parted.states, whole.states, atol=1e-5, rtol=0)
+    assert torch.equal(parted.spans, whole.spans)
+    assert torch.equal(parted.counts, whole.counts)
 
 
 def test_no_texts_give_no_vectors(minilm: TransformerEncoder) -> None:
@@ -437,6 +477,20 @@ def test_bge_lexical_weights(bge: TransformerEncoder, reference: dict[str, Any])
     assert 3 not in {int(t) for t, w in zip(encoded.terms, encoded.weights, strict=True) if w > 0}  # <unk>
 
 
+@pytest.mark.parametrize("batch_tokens", [1, 70, 4096])
+def test_bge_packed_is_one_by_one(folder: Path, bge: TransformerEncoder, batch_tokens: int) -> None:
+    """Positions, attention and both heads, over lengths from two tokens to all that the model takes."""
+    many = [" ".join(LONG[2].split()[:words]) for words in range(20)] + LONG + ["<pad> boat <pad>"]
+    found = TransformerEncoder(folder, pooling="cls", batch_tokens=batch_tokens).encode(many, states=True)
+    alone = [bge.encode([text], states=True) for text in many]
+    assert len(set(found.counts.tolist())) > 10
+    for name in ("vectors", "states", "weights"):
+        expected = torch.cat([getattr(one, name) for one in alone])
+        assert_close(getattr(found, name), expected, atol=1e-5, rtol=0)
+    for name in ("counts", "spans", "terms"):
+        assert torch.equal(getattr(found, name), torch.cat([getattr(one, name) for one in alone]))
+
+
 def test_bge_positions_are_numbered_from_behind_the_padding(bge: TransformerEncoder) -> None:
     tokens = bge.tokenizer(LONG, truncation=True, max_length=64)["input_ids"]
     for vector, ids in zip(bge.encode(LONG).vectors, tokens, strict=True):
@@ -460,6 +514,30 @@ def test_pooling_is_what_the_folder_declares(folder: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     assert TransformerEncoder(folder).pooling == "cls"
     assert TransformerEncoder(folder, pooling="mean").pooling == "mean"
+
+
+@pytest.mark.parametrize("budget", [1, 40, 4096])
+def test_another_make_runs_padded(tmp_path: Path, budget: int) -> None:
+    folder = tiny_bge(tmp_path)
+    for head in ("colbert_linear.pt", "sparse_linear.pt"):
+        (folder / head).unlink()
+    like = TransformerEncoder(folder, batch_tokens=budget)
+    assert like.packed is not None
+    expected = like.encode(TEXTS, states=True)
+    other = TransformerEncoder(folder, batch_tokens=budget)
+    other.packed = None
+    shapes: list[tuple[int, int]] = []
+
+    def record(module: object, given: object, named: dict[str, Any]) -> None:
+        shapes.append(tuple(named["input_ids"].shape))
+
+    other.model.register_forward_pre_hook(record, with_kwargs=True)
+    found = other.encode(TEXTS, states=True)
+    assert_close(found.vectors, expected.vectors, atol=2e-6, rtol=0)
+    assert_close(found.states, expected.states, atol=5e-6, rtol=0)
+    assert torch.equal(found.spans, expected.spans)
+    assert all(rows == 1 or rows * width <= budget for rows, width in shapes)
+    assert sum(rows for rows, _ in shapes) == len(TEXTS)
 
 
 # Its sparse head in place of BM25

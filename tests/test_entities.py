@@ -1,13 +1,18 @@
 """Entities: the same key on both sides, names by rule, and spaCy's nouns."""
 
 import importlib.util
+import threading
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zeromem_torch.substrate import entities, tagger
 from zeromem_torch.substrate.entities import (
+    _WORD,
     LONGEST,
+    Mention,
     RuleExtractor,
     SpacyExtractor,
     _pieces,
@@ -15,6 +20,7 @@ from zeromem_torch.substrate.entities import (
     load_extractor,
     query_keys,
 )
+from zeromem_torch.substrate.tagger import Spans, Taggers
 from zeromem_torch.substrate.traces import ZeroMemError
 
 
@@ -118,6 +124,27 @@ def test_every_name_found_by_rule_is_found_by_a_query_of_the_same_words(text: st
     assert {m.key for m in mentions if len(text[m.start : m.end].split()) < LONGEST} <= set(query_keys(text))
 
 
+def keys_of_runs(text: str) -> set[str]:
+    """Each run of words looked at as it is written."""
+    words = [match.span() for match in _WORD.finditer(text)]
+    runs = {(a, b) for i, (a, _) in enumerate(words) for _, b in words[i : i + LONGEST]}
+    return {entity_key(text[a:b]) for a, b in runs} - {""}
+
+
+PIECES = st.sampled_from(
+    ["Ann", "the", "of", "kids", "U.S.", "1,000", "don't", "C++", "C#", "a_b", "\u00e9", "\u6771\u4eac", "e\u0301"]
+    + ["\u00ad", "\u200b", " ", " ", " ", "-", "'", "\u2019", ".", ",", ":", "/", "@", "&", "+", "?", "\n", ". "]
+    + ["x" * 70]
+)
+
+
+@given(st.lists(PIECES, max_size=16).map("".join))
+def test_keys_of_a_query_are_those_of_its_runs(text: str) -> None:
+    keys = query_keys(text)
+    assert set(keys) == keys_of_runs(text)
+    assert len(set(keys)) == len(keys)
+
+
 def test_a_question_of_function_words_has_no_keys() -> None:
     assert query_keys("Who is it that was there?") == []
     assert query_keys("") == query_keys("?!") == []
@@ -171,3 +198,84 @@ def test_a_long_text_is_tagged_to_its_end() -> None:
     (mentions,) = SpacyExtractor().extract([text])
     (place,) = [m for m in mentions if m.label == "GPE"]
     assert text[place.start : place.end] == "Lisbon"
+
+
+class Counting:
+    """A tagger that calls every text a noun, and counts them."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, texts: Sequence[str], done: object = None) -> list[Spans]:
+        self.texts += texts
+        return [[(0, len(text), "NOUN")] for text in texts]
+
+
+@needs_spacy
+def test_a_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    extractor, tagger = SpacyExtractor(), Counting()
+    monkeypatch.setattr(extractor, "_tag", tagger)
+    monkeypatch.setattr(entities, "KEPT", 2)
+    one, two, again = extractor.extract(["lake", "camp", "lake"])
+    assert one == again == [Mention(0, 4, "lake", "NOUN")]
+    assert two == [Mention(0, 4, "camp", "NOUN")]
+    again.clear()  # what is handed out is the caller's
+    assert extractor.extract(["camp", "lake"]) == [two, one]
+    assert tagger.texts == ["lake", "camp"]
+    extractor.extract(["camp", "river"])  # the third text drives out the one that was asked for longest ago
+    extractor.extract(["camp", "lake"])
+    assert tagger.texts == ["lake", "camp", "river", "lake"]
+
+
+SENTENCES = [f"Melanie painted the lake in Lisbon with {n} friends on Monday." for n in range(300)]
+
+
+@needs_spacy
+def test_workers_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = next(name for name in SPACY_MODELS if importlib.util.find_spec(name))
+    taggers = Taggers(model, chunks=False, workers=1, worthwhile=0)
+    expected = taggers.here(SENTENCES)
+    assert all({label for *_, label in spans} >= {"NOUN", "GPE"} for spans in expected)
+    done: list[int] = []
+    assert taggers(SENTENCES, done.append) == expected  # the worker has only been started
+    (worker,) = taggers._workers
+    assert worker.loaded.wait(60)
+    seen: list[int] = []
+    tag = worker.tag
+
+    def counted(texts: Sequence[str]) -> list[Spans] | None:
+        seen.append(len(texts))
+        return tag(texts)
+
+    monkeypatch.setattr(worker, "tag", counted)
+    assert taggers(SENTENCES, done.append) == expected
+    assert seen
+    assert sum(done) == 2 * len(SENTENCES)
+    worker._process.kill()  # as if it had been idle for long
+    worker._process.wait()
+    assert tag(["Ann saw Rome."]) is None
+    monkeypatch.setattr(taggers, "_ready", lambda texts: [worker])  # it left between being looked at and being asked
+    assert taggers(SENTENCES, done.append) == expected
+    assert sum(done) == 3 * len(SENTENCES)
+
+
+def test_workers_are_started_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def __init__(self, command: object) -> None:
+            self.loaded, self.alive = threading.Event(), True
+            started.append(self)
+
+    started: list[Worker] = []
+    monkeypatch.setattr(tagger, "_Worker", Worker)
+    monkeypatch.setattr(tagger, "Tagger", lambda *_, **__: lambda texts: [[] for _ in texts])
+    taggers = Taggers("no_such_model", chunks=False, workers=2, worthwhile=400)
+    for calls in (["a"] * 100, ["a"] * 300, ["a"] * 100):  # the first and the last are too short to share out
+        assert taggers(calls) == [[]] * len(calls)
+    assert not started
+    taggers(["a"] * 300)
+    assert len(started) == 2
+    taggers(["a"] * 300)
+    assert len(started) == 2
+    started[0].alive = False
+    taggers(["a"] * 300)
+    assert len(started) == 3

@@ -1,5 +1,6 @@
 """The entity-context graph (Eqs. 3-4), titles in running text, and the walk over it as a view (Eqs. 8-10)."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from zeromem_torch.routing.queries import compile_queries
 from zeromem_torch.substrate.entities import RuleExtractor, query_keys
 from zeromem_torch.substrate.graph import Gazetteer, GraphWeights, entity_context_graph, title_words, word_cases
 from zeromem_torch.substrate.memory import build_memory
-from zeromem_torch.substrate.tokenizer import Analyzer
+from zeromem_torch.substrate.tokenizer import STOP_WORDS, Analyzer
 from zeromem_torch.substrate.traces import Trace
 
 # Eqs. 3-4
@@ -130,6 +131,56 @@ def test_a_title_that_its_memory_writes_small_is_a_word_like_any_other() -> None
     assert gazetteer(often).find("Water is a film") == []
     seldom = documents("Water", text="Water came out in 2005. Some liked Water.")
     assert [words for _, _, words, _ in gazetteer(seldom).find("Who made Water?")] == [("water",)]
+
+
+def titles_one_by_one(text: str, *titles: str) -> list[tuple[str, list[int]]]:
+    """The longest title that begins at each word behind the last one found, by comparing it with every title."""
+    words = list(re.finditer(r"\w+", text))
+    known = {title_words(title) for title in titles} - {()}
+    found, place = [], 0
+    while place < len(words):
+        for title in sorted(known, key=len, reverse=True):
+            named = words[place : place + len(title)]
+            small = named[0][0].islower() and named[-1][0].islower() and not text.islower()
+            inside = len(title) == 1 and named[0][0][0].isupper() and any(
+                beside[0][0].isupper() and beside[0].casefold() not in STOP_WORDS and gap == " "
+                for beside, gap in (
+                    *((w, text[w.end() : named[0].start()]) for w in words[place - 1 : place] if place),
+                    *((w, text[named[0].end() : w.start()]) for w in words[place + 1 : place + 2]),
+                )
+            )  # fmt: skip
+            common = STOP_WORDS.issuperset(title) or (len(title) == 1 and title[0].isdigit())
+            if tuple(w[0].casefold() for w in named) == title and not (small or inside or common):
+                owners = [unit for unit, other in enumerate(titles) if title_words(other) == title]
+                found.append((text[named[0].start() : named[-1].end()], owners))
+                place += len(title) - 1
+                break
+        place += 1
+    return found
+
+
+TITLE_WORDS = ["Ed", "ed", "Wood", "New", "York", "City", "of", "the", "İstanbul", "Straße", "STRASSE", "1984", "X"]
+GAPS = [" ", " ", "-", ", ", "'", "̇", "_"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_titles_are_those_found_by_trying_each(seed: int) -> None:
+    dice = Dice(seed)
+    titles = [" ".join(TITLE_WORDS[w] for w in dice.below(len(TITLE_WORDS), 1 + dice.one(3))) for _ in range(7)]
+    text = "".join(
+        TITLE_WORDS[w] + GAPS[g]
+        for w, g in zip(dice.below(len(TITLE_WORDS), 12), dice.below(len(GAPS), 12), strict=True)
+    )
+    assert found(text, *titles) == titles_one_by_one(text, *titles)
+
+
+def test_owners_and_first_words_of_titles() -> None:
+    known = gazetteer(documents("New York", "new york (city)", "New", "Ed Wood", "The Who", ""))
+    assert known.owners(("new", "york")) == [0, 1]
+    assert known.owners(("york",)) == known.owners(("the", "who")) == []
+    assert known.first_words == {"new": {("new", "york"), ("new",)}, "ed": {("ed", "wood")}}
+    assert len(known) == 3
+    assert not len(gazetteer([]))
 
 
 def test_without_titles_nothing_is_found() -> None:

@@ -151,6 +151,7 @@ def test_kinds_of_answers_are_bits_of_their_own() -> None:
         ([(1, DAY)], 1.0),  # from the first day on; day 0 is no day
         ([(DAY + 15, DAY + 16)], 0.0),
         ([(DAY + 40, DAY + 50), (DAY + 1, DAY + 1)], 1 - 1 / 15),
+        ([(DAY + 3, DAY - 3), (DAY + 40, DAY + 50)], 0.0),  # what ends before it begins is no interval
         ([], 0.0),
     ],
 )
@@ -171,6 +172,7 @@ def test_nearness_to_a_date(asked: list[tuple[int, int]], near: float) -> None:
         ([(DAY - 12, DAY)], 40, 1.0),
         ([(DAY - 12, DAY + 40)], 10, 1.0),
         ([(DAY - 12, DAY + 40)], 9, 0.0),
+        ([(DAY + 6, DAY + 4), (DAY + 40, DAY + 41)], 40, 0.0),
         ([], 40, 0.0),
     ],
 )

@@ -1,6 +1,8 @@
 """BM25 impacts and the scores made of them, against the formula spelled out."""
 
+import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 
 import equations
 import pytest
@@ -10,8 +12,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from zeromem_torch.bank import Postings
-from zeromem_torch.retrieval.lexical import LexicalScores
+from zeromem_torch.bank import Axis, Postings, axis_of
+from zeromem_torch.retrieval.lexical import LexicalScores, in_steps
 from zeromem_torch.substrate.lexicon import (
     TermCounts,
     Vocabulary,
@@ -23,13 +25,18 @@ from zeromem_torch.substrate.lexicon import (
 )
 
 CONSTANTS = [(0.9, 0.4), (1.2, 0.75), (0.0, 0.5), (1.5, 0.0), (1.5, 1.0)]
+BACKENDS = [name for name in ("torch", "numba") if importlib.util.find_spec(name)]
 
 
-def scores_of(postings: Postings, asked: list[dict[int, float]], rows: int) -> torch.Tensor:
+def entries_of(asked: list[dict[int, float]]) -> tuple[Tensor, Tensor, Tensor]:
     slot = torch.tensor([s for s, own in enumerate(asked) for _ in own], dtype=torch.long)
     term = torch.tensor([t for own in asked for t in own], dtype=torch.long)
     weight = torch.tensor([w for own in asked for w in own.values()], dtype=torch.float64)
-    found: torch.Tensor = LexicalScores()(slot, term, weight, postings, len(asked), rows)
+    return slot, term, weight
+
+
+def scores_of(postings: Postings, asked: list[dict[int, float]], rows: int, backend: str = "auto") -> Tensor:
+    found: Tensor = LexicalScores(backend)(*entries_of(asked), postings, len(asked), rows)
     return found
 
 
@@ -39,16 +46,17 @@ def texts_of(rows: int, seed: int = 0) -> list[list[str]]:
     return [[f"t{t}" for t in dice.below(TERMS, 40 if row == 3 else dice.one(6))] for row in range(rows)]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize(("k1", "b"), CONSTANTS)
-def test_scores_equal_the_formula(rows: int, k1: float, b: float) -> None:
+def test_scores_equal_the_formula(rows: int, k1: float, b: float, backend: str) -> None:
     texts, vocabulary = texts_of(rows), dict[str, int]()
     postings = TermCounts.of(texts, vocabulary).postings(k1, b)
     asked = [{"t0": 1.0, "t3": 2.0, "unseen": 1.0}, {}, {f"t{t}": 1.0 for t in range(TERMS)}]
     known = [{vocabulary[word]: weight for word, weight in own.items() if word in vocabulary} for own in asked]
     expected = [equations.bm25(texts, own, k1, b) for own in asked]
     assert_close(
-        scores_of(postings, known, rows).double(),
+        scores_of(postings, known, rows, backend).double(),
         torch.tensor(expected, dtype=torch.float64).reshape(3, rows),
         rtol=1e-5,
         atol=1e-6,
@@ -94,6 +102,13 @@ def test_terms_get_the_next_numbers_of_a_vocabulary() -> None:
     assert list(entries) == [(0, 0, 1.0), (1, 0, 2.0), (2, 1, 1.0)]
 
 
+def test_where_postings_lie_and_how_high_they_go() -> None:
+    postings = Postings(torch.tensor([2, 0, 1]), torch.tensor([0, 3, 1]), torch.tensor([-3.0, 1.0, 2.0]))
+    assert (postings.ptr.tolist(), postings.peak.tolist(), postings.longest) == ([0, 2, 2, 3], [3, 0, 2], 2)
+    none = Postings(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long), torch.tensor([]))
+    assert (none.ptr.tolist(), none.peak.tolist(), none.longest) == ([0], [], 0)
+
+
 def test_rarer_terms_weigh_more_and_all_weigh_something() -> None:
     weights = inverse_frequency(torch.tensor([0, 1, 50, 100]), 100).tolist()
     assert weights == sorted(weights, reverse=True)
@@ -108,14 +123,27 @@ def keys_of(words: Sequence[str]) -> Tensor:
     return torch.tensor([word_key(word) for word in words], dtype=torch.long)
 
 
-def test_pairs_of_a_query() -> None:
+def test_pairs_of_queries() -> None:
     pairs = pair_keys(keys_of(["a", "b", "c", "a"]))
     phrases = Vocabulary(pairs.sort().values)
-    numbers = [phrases.number(pair) for pair in pairs.tolist()]
-    assert query_phrases(["b", "c", "a", "b", "c"], phrases) == {numbers[1]: 2.0, numbers[2]: 1.0, numbers[0]: 1.0}
-    assert query_phrases(["c", "b"], phrases) == {}  # order matters
-    assert query_phrases(["a"], phrases) == query_phrases([], phrases) == {}
+    ab, bc, ca = (phrases.number(pair) for pair in pairs.tolist())
+    queries = [["b", "c", "a", "b", "c"], [], ["c", "b"], ["a"], ["b"], ["c", "a"]]
+    found = query_phrases(queries, phrases)  # order matters, and "a" of one query stands before no "b" of the next
+    assert found == [{bc: 2.0, ca: 1.0, ab: 1.0}, {}, {}, {}, {}, {ca: 1.0}]
+    assert query_phrases([], phrases) == []
+    assert query_phrases([["a", "b"]], Vocabulary(keys_of([]))) == [{}]
     assert pair_keys(keys_of([])).numel() == pair_keys(keys_of(["a"])).numel() == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_words_are_looked_up_at_once_as_one_by_one(size: int) -> None:
+    words = [f"w{i}" for i in range(2 * size + 1)]
+    vocabulary = Vocabulary(keys_of(words[:size]).sort().values)
+    assert vocabulary.among(words) == {word: vocabulary[word] for word in words[:size]}
+    assert sorted(vocabulary.among(words).values()) == list(range(size))
+    numbers = vocabulary.numbers([word_key(word) for word in words])
+    assert [None if number < 0 else number for number in numbers] == [vocabulary.get(word) for word in words]
+    assert vocabulary.among([]) == {}
 
 
 @pytest.mark.parametrize("rows", SIZES)
@@ -168,11 +196,116 @@ def test_nothing_asked() -> None:
     assert not scores_of(postings, [{}, {}], 7).any()
 
 
-def test_scores_are_the_same_bits_alone_and_in_a_batch() -> None:
-    postings = TermCounts.of(texts_of(129), {}).postings(0.9, 0.4)
-    asked = [{t: 1.0 + t for t in Dice(s).below(TERMS, 4)} for s in range(7)]
-    whole = scores_of(postings, asked, 129)
-    assert all(torch.equal(whole[[s]], scores_of(postings, [own], 129)) for s, own in enumerate(asked))
+def some_postings(rows: int, seed: int = 0) -> Postings:
+    return TermCounts.of(texts_of(rows, seed), {f"t{t}": t for t in range(TERMS)}).postings(0.9, 0.4)
+
+
+def some_queries(count: int, *, signed: bool = False) -> list[dict[int, float]]:
+    """Some terms are asked for more than once, and some queries ask nothing; ``signed``: weights of both signs."""
+    dice = Dice(count)
+    weights = dice.uniform(TERMS) - (0.5 if signed else 0.0)
+    return [{t: float(weights[t]) + 1.0 * (not signed) for t in dice.below(TERMS, dice.one(6))} for _ in range(count)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_are_the_same_bits_alone_and_in_a_batch(backend: str) -> None:
+    postings, asked = some_postings(129), some_queries(40)
+    whole = scores_of(postings, asked, 129, backend)
+    assert all(torch.equal(whole[[s]], scores_of(postings, [own], 129, backend)) for s, own in enumerate(asked))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_are_the_same_bits_in_any_order_of_terms(backend: str) -> None:
+    postings, (slot, term, weight) = some_postings(129), entries_of(some_queries(40, signed=True))
+    scores = LexicalScores(backend)(slot, term, weight, postings, 40, 129)
+    order = torch.randperm(len(slot), generator=Dice(3).generator)
+    assert torch.equal(LexicalScores(backend)(slot[order], term[order], weight[order], postings, 40, 129), scores)
+    assert (scores < 0).any()
+    assert (scores > 0).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_are_the_same_bits_beside_another_memory(backend: str) -> None:
+    """A step is fixed by the query's own terms: not by the larger impacts that some other memory holds."""
+    one, other = some_postings(129), some_postings(7, seed=1)
+    louder = torch.cat([one.impact, 1000 * other.impact])
+    both = Postings(torch.cat([one.counts, other.counts]), torch.cat([one.row, other.row + 129]), louder)
+    asked = some_queries(40)
+    assert torch.equal(scores_of(both, asked, 136, backend)[:, :129], scores_of(one, asked, 129, backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_in_steps_is_as_near_as_one_of_floats(backend: str) -> None:
+    postings, asked = some_postings(129), some_queries(40)
+    exact = scores_of(replace(postings, impact=postings.impact.double()), asked, 129, "torch")
+    slot, term, weight = entries_of(asked)
+    floats = LexicalScores()(slot, term, weight.float().requires_grad_(), postings, 40, 129).detach()
+    in_whole_steps = scores_of(postings, asked, 129, backend)
+    assert (in_whole_steps - exact).abs().max() <= (floats - exact).abs().max()
+    _, step = in_steps(slot, term, weight, postings, 40)
+    rounded = exact.float()  # what is left of float32's own rounding apart from the steps
+    assert ((in_whole_steps - rounded).abs() <= step[:, None] * TERMS / 2 + 2 * torch.finfo().eps * rounded).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("weight", [1e-60, 1e-6, 1.0, 1e9, 1e36])
+def test_no_weight_is_too_large_or_small(backend: str, weight: float) -> None:
+    postings = some_postings(129)
+    asked = [{t: weight * (1 + t % 3) for t in range(TERMS)}]
+    exact = scores_of(replace(postings, impact=postings.impact.double()), asked, 129, "torch")
+    assert_close(scores_of(postings, asked, 129, backend).double(), exact, rtol=1e-6, atol=1e-7 * weight + 1e-20)
+
+
+def test_a_workspace_changes_no_bit() -> None:
+    postings, (slot, term, weight) = some_postings(129), entries_of(some_queries(40))
+    whole, small = LexicalScores("torch"), LexicalScores("torch", workspace=64 * 5)  # five postings at a time
+    assert torch.equal(small(slot, term, weight, postings, 40, 129), whole(slot, term, weight, postings, 40, 129))
+    axis = axis_of([129])
+    few, all_at_once = (one.best(slot, term, weight, postings, 40, axis, 9) for one in (small, whole))
+    assert all(torch.equal(a, b) for a, b in zip(few, all_at_once, strict=True))
+
+
+def best_rows(scores: list[float], axis: Axis, k: int) -> list[list[int]]:
+    """The best rows of each segment, by sorting all of them."""
+    ranked = []
+    for first, last in zip(axis.ptr, axis.ptr[1:], strict=False):
+        rows = sorted(range(first, last), key=lambda row: (-scores[row], row))[:k]
+        ranked.append(rows + [-1] * (k - len(rows)))
+    return ranked
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sizes", [[], [0], [1], [7], [129], [7, 0, 1, 121], [400]])
+@pytest.mark.parametrize("k", [0, 1, 5, 50])
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_best_rows_are_the_first_of_all_sorted(backend: str, sizes: list[int], k: int, signed: bool) -> None:
+    """Most rows of these are not asked for and score 0: they tie, and go by their number."""
+    axis, asked = axis_of(sizes), some_queries(7, signed=signed)
+    postings, entries = some_postings(axis.size), entries_of(asked)
+    scores = LexicalScores(backend)(*entries, postings, 7, axis.size)
+    values, rows = LexicalScores(backend).best(*entries, postings, 7, axis, k)
+    assert rows.tolist() == [best_rows(own, axis, k) for own in scores.tolist()]
+    padded = torch.nn.functional.pad(scores, (0, 1))  # its last column, number -1, is what stands behind a last row
+    assert torch.equal(values.flatten(1), padded[torch.arange(7)[:, None], rows.flatten(1)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_score_the_same_float_tie(backend: str) -> None:
+    """The second row is two steps ahead, which float32 does not show."""
+    postings = Postings(torch.tensor([2, 1]), torch.tensor([0, 1, 1]), torch.tensor([1.0, 1.0, 2.0**-27]))
+    entries = entries_of([{0: 1.0, 1: 1.0}])
+    assert in_steps(*entries, postings, 1)[1].tolist() == [2.0**-28]
+    values, rows = LexicalScores(backend).best(*entries, postings, 1, axis_of([2]), 2)
+    assert (values.tolist(), rows.tolist()) == ([[[1.0, 1.0]]], [[[0, 1]]])
+
+
+def test_the_best_rows_of_floats() -> None:
+    """Impacts of another dtype are not counted in steps."""
+    postings, axis, asked = some_postings(129), axis_of([129]), some_queries(7)
+    doubles = replace(postings, impact=postings.impact.double())
+    values, rows = LexicalScores().best(*entries_of(asked), doubles, 7, axis, 5)
+    assert values.dtype == torch.float64
+    assert rows.tolist() == [best_rows(own, axis, 5) for own in scores_of(doubles, asked, 129).tolist()]
 
 
 def test_gradient_to_weights_and_impacts() -> None:

@@ -268,10 +268,10 @@ def test_a_small_workspace_of_late_interaction_changes_nothing(memory: ZeroMem) 
     (group,) = memory.batches(queries, ["lake"] * len(queries), [None] * len(queries))
     assert group.batch.slots > 1
     whole = memory.pipeline.signals(group.batch, group.bank)
-    memory.pipeline.signals.maxsim.workspace = 1
+    memory.pipeline.signals.late.maxsim.workspace = 1
     try:
         parts = memory.pipeline.signals(group.batch, group.bank)
     finally:
-        memory.pipeline.signals.maxsim.workspace = 1 << 28
+        memory.pipeline.signals.late.maxsim.workspace = 1 << 28
     for name in ("maxsim_turn", "maxsim_window"):
         assert parts[name].tolist() == [pytest.approx(row, abs=1e-6) for row in whole[name].tolist()]

@@ -8,11 +8,23 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from zeromem_torch import backends
 from zeromem_torch.bank import axis_of
 from zeromem_torch.retrieval.propagation import EntityPropagation
 from zeromem_torch.sparse import Csr
 
 SETTINGS = [(0, 0.5), (1, 1.0), (2, 0.5), (3, 0.25)]
+
+
+@pytest.fixture(autouse=True, params=["torch", "numba"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `auto` resolves to, wherever it can."""
+    name = str(request.param)
+    if name == "numba":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setitem(backends._AUTO, "cpu", ("torch",))
+    return name
 
 
 def random_mentions(sentences: int, entities: int, seed: int = 0) -> Csr:
@@ -113,6 +125,29 @@ def test_a_query_alone_is_as_in_a_batch() -> None:
     whole = spread(seeds, similarity, mentions, 2, 0.5)
     for s in range(7):
         assert_close(spread(seeds[[s]], similarity[[s]], mentions, 2, 0.5), whole[[s]], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["numba"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threads_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zeromem_torch.kernels import propagation_numba
+
+    dice, mentions = Dice(1), random_mentions(129, 40)
+    seeds = (dice.uniform(9, 40) * (dice.uniform(9, 40) < 0.2)).to(dtype)
+    similarity = dice.uniform(9, 129).to(dtype) - 0.5
+    whole = spread(seeds, similarity, mentions, 3, 0.5)
+    assert whole.dtype == dtype
+    monkeypatch.setattr(propagation_numba, "INLINE", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert torch.equal(spread(seeds, similarity, mentions, 3, 0.5), whole)
+    for s in range(9):
+        assert torch.equal(spread(seeds[[s]], similarity[[s]], mentions, 3, 0.5), whole[[s]])
+
+
+def test_a_back_end_without_a_gradient_is_not_taken_for_one() -> None:
+    mentions = random_mentions(7, 5)
+    seeds = Dice(1).uniform(1, 5).requires_grad_()
+    assert spread(seeds, torch.ones(1, 7, dtype=torch.float64), mentions, 1, 0.5).requires_grad
 
 
 def test_nothing_asked() -> None:

@@ -256,7 +256,7 @@ def test_commands_run_measure_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zeromem_torch.reader.load_reader", lambda name: Parrot(name), raising=False)
-    monkeypatch.setattr("zeromem_torch.cli.evaluate._encoder", lambda options, config: HashEncoder())
+    monkeypatch.setattr("zeromem_torch.cli.qa.cached_encoder", lambda options, config: HashEncoder())
     (tmp_path / "rules.toml").write_text('[substrate]\nentities = "rules"\n')
     data, run, page = DEMO, tmp_path / "run.json", tmp_path / "run.html"
     asked = f"jsonl --data {data} --systems bm25 --json {run} --limit 5 --reader parrot".split()

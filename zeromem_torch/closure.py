@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from zeromem_torch.backends import choose, kernel
 from zeromem_torch.bank import MemoryBank, member_mask, segment_max
 
 
@@ -35,10 +36,11 @@ class Closure(nn.Module):
     of the graph (unit -> entity -> unit) lead there, and the sum is brought to [0, 1].
     """
 
-    def __init__(self, neighbour: float = 0.05, graph: float = 0.02) -> None:
+    def __init__(self, neighbour: float = 0.05, graph: float = 0.02, backend: str = "auto") -> None:
         super().__init__()
         self.neighbour = neighbour
         self.graph = graph
+        self.backend = backend
 
     def forward(
         self,
@@ -46,20 +48,27 @@ class Closure(nn.Module):
         main: Int[Tensor, "slots memories k"],
         bank: MemoryBank,
     ) -> Support:
+        together = (bank.unit_session[1:] == bank.unit_session[:-1]) & (bank.unit_position[1:] >= 0)
+        joined = together & (bank.unit_asks[:-1] | bank.unit_leans[1:])
+        needs_grad = torch.is_grad_enabled() and (fused.requires_grad or bank.adjacency.val.requires_grad)
+        choice = choose("closure", self.backend, device=fused.device, dtype=fused.dtype, needs_grad=needs_grad)
+        if choice.name != "torch":
+            edges = bank.adjacency.crow, bank.adjacency.col, bank.adjacency.val
+            weights = self.neighbour, self.graph
+            return Support(
+                *kernel("closure", choice.name).support(fused, main, joined, *edges, bank.unit_node, *weights)
+            )
         chosen = member_mask(main, fused.shape[1])
         source = fused.clamp(min=0).masked_fill(~chosen, 0)
         units = bank.axes["units"]
         near = torch.zeros_like(fused)
         if units.size > 1:
-            together = (bank.unit_session[1:] == bank.unit_session[:-1]) & (bank.unit_position[1:] >= 0)
-            joined = (together & (bank.unit_asks[:-1] | bank.unit_leans[1:])).to(fused.dtype)
-            near = torch.cat([torch.zeros_like(near[:, :1]), source[:, :-1] * joined], 1)
-            near = torch.maximum(near, torch.cat([source[:, 1:] * joined, torch.zeros_like(near[:, :1])], 1))
-        nodes = bank.axes["nodes"].size
-        mass = fused.new_zeros(fused.shape[0], nodes).index_copy(1, bank.unit_node, source).T.contiguous()
+            none, passed = torch.zeros_like(near[:, :1]), joined.to(fused.dtype)
+            near = torch.cat([none, source[:, :-1] * passed], 1)
+            near = torch.maximum(near, torch.cat([source[:, 1:] * passed, none], 1))
+        mass = bank.on_nodes(source, source.new_zeros(len(source), bank.axes["entities"].size)).T.contiguous()
         leaving = (bank.adjacency @ torch.ones_like(mass[:, :1])).clamp(min=1e-30)
         once = bank.adjacency_t @ (mass / leaving)
-        reached = (bank.adjacency_t @ (once / leaving)).T[:, bank.unit_node]
-        reached = reached.masked_fill(chosen, 0)
-        peak = segment_max(reached, units.segment, units.segments, empty=0.0)[:, units.segment]
-        return Support(self.neighbour * near, self.graph * reached / peak.clamp(min=1e-9))
+        reached = bank.at_units((bank.adjacency_t @ (once / leaving)).T).masked_fill(chosen, 0)
+        peak = segment_max(reached, units.segment, units.segments, empty=0.0)
+        return Support(self.neighbour * near, self.graph * reached / units.spread(peak.clamp(min=1e-9)))

@@ -187,6 +187,18 @@ class CalibrationConfig:
 
 
 @dataclass(frozen=True)
+class ComputeConfig:
+    """How it is computed; what is found does not depend on it, apart from rounding."""
+
+    backend: str = "auto"  # the fastest that runs here; "torch" = the definitions alone
+    states: str = "stored"  # what token states are kept in: as encoded, or "float32" | "float16" | "int8"
+
+    def __post_init__(self) -> None:
+        _one_of("backend", self.backend, ("auto", "torch"))
+        _one_of("states", self.states, ("stored", "float32", "float16", "int8"))
+
+
+@dataclass(frozen=True)
 class ZeroMemConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     substrate: SubstrateConfig = field(default_factory=SubstrateConfig)
@@ -197,6 +209,7 @@ class ZeroMemConfig:
     fusion: FusionConfig = field(default_factory=FusionConfig)
     closure: ClosureConfig = field(default_factory=ClosureConfig)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:

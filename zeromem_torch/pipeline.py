@@ -61,6 +61,8 @@ class ZeroMemPipeline(nn.Module):
             exhaustive=config.signals.exhaustive,
             candidates=config.signals.candidates,
             date_reach=config.signals.date_reach,
+            precision=config.compute.states,
+            backend=config.compute.backend,
         )
         self.router = RuleRouter(config.routing.rho)
         self.graph = GraphView(
@@ -72,10 +74,13 @@ class ZeroMemPipeline(nn.Module):
             named=config.graph.named,
             hops=config.graph.hops,
             decay=config.graph.decay,
+            backend=config.compute.backend,
         )
         self.hierarchy = HierarchyView(config.hierarchy.weights.to_dict())
-        self.fusion = ViewFusion(config.fusion.graph_contrast, config.fusion.hierarchy_contrast)
-        self.closure = Closure(config.closure.neighbour, config.closure.graph)
+        self.fusion = ViewFusion(
+            config.fusion.graph_contrast, config.fusion.hierarchy_contrast, config.compute.backend
+        )
+        self.closure = Closure(config.closure.neighbour, config.closure.graph, config.compute.backend)
         self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -136,16 +141,15 @@ class ZeroMemPipeline(nn.Module):
 
         Without ``close`` or ``calibrate`` that stage passes on what it was given.
         """
-        units = bank.axes["units"]
-        fused = self.fusion(views.graph, views.hierarchy, views.graph_weight, units)
-        main = segment_topk(fused, units, top_k)
+        units, backend = bank.axes["units"], self.config.compute.backend
+        fused, main = self.fusion.best(views.graph, views.hierarchy, views.graph_weight, units, top_k)
         support = self.closure(fused, main, bank) if close else Support.none(fused)
         supported = fused + support.neighbour + support.graph
         in_main = member_mask(main, units.size)
         reached = (support.neighbour + support.graph > 0) & ~in_main
-        added = segment_topk(supported, units, self.config.closure.most if close else 0, reached)
+        added = segment_topk(supported, units, self.config.closure.most if close else 0, reached, backend)
         closed = torch.cat([main, added], dim=2)
         admitted = member_mask(closed, units.size) if longest is None else torch.ones_like(in_main)
         length = closed.shape[2] if longest is None else longest
         ranked = self.calibration(supported, views.signals) if calibrate else supported
-        return Selection(fused, support, ranked, main, closed, segment_topk(ranked, units, length, admitted))
+        return Selection(fused, support, ranked, main, closed, segment_topk(ranked, units, length, admitted, backend))

@@ -7,7 +7,9 @@ it differentiates twice.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from jaxtyping import Float, Int
@@ -45,9 +47,13 @@ class Csr:
         return Csr(offsets(counts), self.row_of_entry()[order], self.val[order], self.rows)
 
     def __matmul__(self, dense: Float[Tensor, "cols columns"]) -> Float[Tensor, "rows columns"]:
+        return self.times(dense)
+
+    def times(self, dense: Float[Tensor, "cols columns"], backend: str = "torch") -> Float[Tensor, "rows columns"]:
+        """The product, by a back end that `choose("spmm", ...)` has found to run here."""
         if dense.shape[0] != self.cols:  # the product below would read past the end
             raise ValueError(f"expected a factor of {self.cols} rows, got {dense.shape[0]}")
-        product: Tensor = _spmm(self.crow, self.col, self.val, dense)
+        product: Tensor = _spmm(self.crow, self.col, self.val, dense, backend)
         return product
 
     def to_dense(self) -> Float[Tensor, "rows cols"]:
@@ -60,34 +66,62 @@ def offsets(counts: Int[Tensor, " rows"]) -> Int[Tensor, " bounds"]:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-@torch.library.custom_op("zeromem::spmm", mutates_args=())
-def _spmm(crow: Tensor, col: Tensor, val: Tensor, dense: Tensor) -> Tensor:
-    if not col.numel() or not dense.numel():
-        return dense.new_zeros(crow.numel() - 1, dense.shape[1])
+def multiplier(matrix: Csr, backend: str = "torch") -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
+    """The function ``product(dense, scale, plus) = plus + scale * (A @ dense)``, or ``A @ dense`` where they are None.
+
+    It is prepared once for all steps of a walk, and has no gradient.
+    """
+    if backend != "torch":
+        prepare = import_module(f"zeromem_torch.kernels.spmm_{backend}").prepare
+        prepared: Callable[[Tensor, Tensor | None, Tensor | None], Tensor] = prepare(
+            matrix.crow, matrix.col, matrix.val.detach()
+        )
+        return prepared
     with warnings.catch_warnings():  # "Sparse CSR tensor support is in beta state"
         warnings.simplefilter("ignore", UserWarning)
-        matrix = torch.sparse_csr_tensor(crow.long(), col.long(), val.detach(), (crow.numel() - 1, dense.shape[0]))
-    return torch.mm(matrix, dense.contiguous())
+        sizes = matrix.rows, matrix.cols
+        native = torch.sparse_csr_tensor(matrix.crow.long(), matrix.col.long(), matrix.val.detach(), sizes)
+
+    def product(dense: Tensor, scale: Tensor | None, plus: Tensor | None) -> Tensor:
+        found = torch.mm(native, dense.contiguous())
+        return found if scale is None or plus is None else torch.addcmul(plus, scale, found)
+
+    return product
+
+
+@torch.library.custom_op("zeromem::spmm", mutates_args=())
+def _spmm(crow: Tensor, col: Tensor, val: Tensor, dense: Tensor, backend: str = "torch") -> Tensor:
+    if not col.numel() or not dense.numel():
+        return dense.new_zeros(crow.numel() - 1, dense.shape[1])
+    return multiplier(Csr(crow, col, val, dense.shape[0]), backend)(dense, None, None)
 
 
 @_spmm.register_fake
-def _(crow: Tensor, col: Tensor, val: Tensor, dense: Tensor) -> Tensor:
+def _(crow: Tensor, col: Tensor, val: Tensor, dense: Tensor, backend: str = "torch") -> Tensor:
     return dense.new_empty(crow.shape[0] - 1, dense.shape[1])
 
 
 def _save_factors(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
+    *factors, ctx.backend = inputs
+    ctx.save_for_backward(*factors)
 
 
 def _spmm_backward(ctx, grad):  # type: ignore[no-untyped-def]
     crow, col, val, dense = ctx.saved_tensors
     matrix = Csr(crow, col, val, dense.shape[0])
     grad_val = grad_dense = None
-    if ctx.needs_input_grad[2]:  # only the entries that exist: a sampled dense-dense product
-        grad_val = (grad[matrix.row_of_entry()] * dense[col]).sum(dim=1)
+    if ctx.needs_input_grad[2]:
+        grad_val = sampled(matrix, grad, dense)
     if ctx.needs_input_grad[3]:
-        grad_dense = matrix.transpose() @ grad
-    return None, None, grad_val, grad_dense
+        grad_dense = matrix.transpose().times(grad, ctx.backend)
+    return None, None, grad_val, grad_dense, None
 
 
 _spmm.register_autograd(_spmm_backward, setup_context=_save_factors)
+
+
+def sampled(
+    matrix: Csr, left: Float[Tensor, "rows columns"], right: Float[Tensor, "cols columns"]
+) -> Float[Tensor, " entries"]:
+    """``left @ right.T`` at the entries of a matrix only: the gradient of a product to what is stored of it."""
+    return (left[matrix.row_of_entry()] * right[matrix.col.long()]).sum(dim=1)

@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import Axis
+from zeromem_torch.backends import choose, kernel
+from zeromem_torch.bank import SCORE_STEP, Axis, MemoryBank, TokenStates
+
+FAINT = 1e-2
+"""Least difference of matches that counts as a whole one: a smaller one would bring its rounding with it."""
+IN_CACHE = 1 << 25
+"""Bytes of similarities at once on a CPU: more of them would leave its cache before they are reduced."""
+STRETCH = 1024
+"""Rows that a CPU multiplies at once: with thousands of them its library takes a slower way."""
 
 
 class DenseScores(nn.Module):
@@ -19,8 +27,13 @@ class DenseScores(nn.Module):
     def forward(
         self, queries: Float[Tensor, "slots memories dim"], vectors: Float[Tensor, "rows dim"], axis: Axis
     ) -> Float[Tensor, "slots rows"]:
-        scores = [queries[:, m] @ vectors[a:b].to(queries.dtype).T for m, (a, b) in enumerate(pairwise(axis.ptr))]
-        return torch.cat(scores, dim=1) if scores else queries.new_zeros(queries.shape[0], 0)
+        step = STRETCH if vectors.device.type == "cpu" else max(1, axis.longest)
+        scores = [
+            queries[:, m] @ vectors[first : min(first + step, stop)].to(queries.dtype).T
+            for m, (start, stop) in enumerate(pairwise(axis.ptr))
+            for first in range(start, stop, step)
+        ]
+        return _joined(scores, 1) if scores else queries.new_zeros(queries.shape[0], 0)
 
 
 class MaxSim(nn.Module):
@@ -36,34 +49,44 @@ class MaxSim(nn.Module):
     candidates are, gathered per query. ``workspace`` bounds the bytes of similarities and gathered states held at once.
     """
 
-    def __init__(self, exhaustive: int = 2048, workspace: int = 1 << 28) -> None:
+    def __init__(self, exhaustive: int = 2048, workspace: int = 1 << 28, backend: str = "auto") -> None:
         super().__init__()
         self.exhaustive = exhaustive
         self.workspace = workspace
+        self.backend = backend
 
     def forward(
         self,
         queries: Float[Tensor, "slots memories query_tokens dim"],
-        states: Float[Tensor, "tokens dim"],
-        state_ptr: Int[Tensor, " bounds"],
+        states: TokenStates,
         units: Axis,
         candidates: Int[Tensor, "slots memories k"],  # unit numbers, -1 behind the last
     ) -> Float[Tensor, "units slots query_tokens"]:
+        some = self._gathered if self.choice(queries, states) == "triton" else self._some
         best = [
-            self._whole(queries[:, m], states, state_ptr[first : last + 1])
+            self._whole(queries[:, m], states, states.ptr[first : last + 1])
             if last - first <= self.exhaustive
-            else self._some(queries[:, m], states, state_ptr[first : last + 1], candidates[:, m] - first)
+            else some(queries[:, m], states, states.ptr[first : last + 1], candidates[:, m] - first)
             for m, (first, last) in enumerate(pairwise(units.ptr))
         ]
         return _joined(best, 0)
 
+    def choice(self, queries: Tensor, states: TokenStates) -> str:
+        needs_grad = torch.is_grad_enabled() and (queries.requires_grad or states.values.requires_grad)
+        dtype = queries.dtype
+        return choose("maxsim", self.backend, device=queries.device, dtype=dtype, needs_grad=needs_grad).name
+
     def _whole(
-        self, queries: Float[Tensor, "slots query_tokens dim"], states: Tensor, ptr: Int[Tensor, " own"]
+        self,
+        queries: Float[Tensor, "slots query_tokens dim"],
+        states: TokenStates,
+        ptr: Int[Tensor, " own"],
     ) -> Float[Tensor, "own_units slots query_tokens"]:
         _, query_tokens, dim = queries.shape
-        own = states[ptr[0] : ptr[-1]].to(queries.dtype)
+        own = states.read(slice(int(ptr[0]), int(ptr[-1])), queries.dtype)
         unit = torch.repeat_interleave(torch.arange(len(ptr) - 1, device=ptr.device), ptr.diff())
-        step = max(1, self.workspace // max(1, 4 * query_tokens * len(own)))
+        room = min(self.workspace, IN_CACHE) if own.device.type == "cpu" else self.workspace
+        step = max(1, room // max(1, 4 * query_tokens * len(own)))
         best = []
         for part in torch.split(queries, step):
             similar = own @ part.reshape(-1, dim).T
@@ -75,7 +98,7 @@ class MaxSim(nn.Module):
     def _some(
         self,
         queries: Float[Tensor, "slots query_tokens dim"],
-        states: Tensor,
+        states: TokenStates,
         ptr: Int[Tensor, " own"],
         candidates: Int[Tensor, "slots k"],  # among the memory's own units; negative behind the last
     ) -> Float[Tensor, "own_units slots query_tokens"]:
@@ -95,12 +118,28 @@ class MaxSim(nn.Module):
             token = rank + torch.repeat_interleave(ptr[unit].flatten() - ends + size.flatten(), size.flatten())
             column = rank - torch.repeat_interleave(size.sum(1).cumsum(0) - size.sum(1), size.sum(1))
             held = part.new_zeros(slots, widest, dim)
-            held[slot, column] = states[token].to(part.dtype)
+            held[slot, column] = states.read(token, part.dtype)
             similar = torch.bmm(held, part.transpose(1, 2))[slot, column]
             place = (each * slots + slot)[:, None].expand_as(similar)
             flat = part.new_zeros((len(ptr) - 1) * slots, query_tokens).scatter_reduce(0, place, similar, "amax")
             best.append(flat.view(len(ptr) - 1, slots, query_tokens))
         return _joined(best, 1)
+
+    def _gathered(
+        self,
+        queries: Float[Tensor, "slots query_tokens dim"],
+        states: TokenStates,
+        ptr: Int[Tensor, " own"],
+        candidates: Int[Tensor, "slots k"],
+    ) -> Float[Tensor, "own_units slots query_tokens"]:
+        """`_some` by a kernel that writes neither gathered states nor similarities."""
+        slots, query_tokens, _ = queries.shape
+        found = kernel("maxsim", "triton").best_matches(queries, states.values, states.scale, ptr, candidates)
+        slot = torch.arange(slots, device=queries.device)[:, None].expand_as(candidates)
+        best = queries.new_zeros(len(ptr), slots, query_tokens)  # the last line takes what stands for no candidate
+        none = len(ptr) - 1
+        best = best.index_put((torch.where(candidates >= 0, candidates, none), slot), found)
+        return best[:none]
 
     def combine(
         self,
@@ -109,7 +148,85 @@ class MaxSim(nn.Module):
         units: Axis,
     ) -> Float[Tensor, "slots units"]:
         share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
-        return torch.einsum("usq,suq->su", best, share[:, units.segment])
+        return torch.einsum("usq,suq->su", best, units.spread(share))
+
+
+class LateInteraction(nn.Module):
+    """MaxSim of turns, and of the best window of each turn, from the best matches of query tokens in turns.
+
+    A token that matches well everywhere says little: for turns, each token's matches are brought to [0, 1] before they
+    are summed. A window matches a token as its best turn does.
+
+    ``precision`` is what states are kept in, see `TokenStates`.
+    """
+
+    def __init__(
+        self, exhaustive: int = 2048, workspace: int = 1 << 28, backend: str = "auto", precision: str = "stored"
+    ) -> None:
+        super().__init__()
+        self.maxsim = MaxSim(exhaustive, workspace, backend)
+        self.precision = precision
+
+    def forward(
+        self,
+        queries: Float[Tensor, "slots memories query_tokens dim"],
+        weights: Float[Tensor, "slots memories query_tokens"],  # 0 = padding, or a token that says nothing
+        bank: MemoryBank,
+        candidates: Int[Tensor, "slots memories k"],  # of memories that are not compared whole
+    ) -> tuple[Float[Tensor, "slots units"], Float[Tensor, "slots units"]]:
+        states, units = bank.states(self.precision), bank.axes["units"]
+        backend = self.maxsim.choice(queries, states)
+        if backend == "numba" and not (torch.is_grad_enabled() and weights.requires_grad):
+            found: tuple[Tensor, Tensor] = kernel("maxsim", "numba").late_interaction(
+                queries,
+                weights,
+                states.values,
+                states.scale,
+                states.ptr,
+                units.ptr,
+                bank.axes["windows"].ptr,
+                bank.member_window,
+                bank.member_unit,
+                candidates,
+                self.maxsim.exhaustive,
+                SCORE_STEP,
+                FAINT,
+            )
+            return found
+        # As many slots at once as the workspace holds: a match per unit, slot and query token is most of it.
+        rows = 3 * units.size + 2 * bank.axes["members"].size
+        step = max(1, self.maxsim.workspace // max(1, 4 * queries.shape[2] * rows))
+        parts = zip(*(torch.split(rows, step) for rows in (queries, weights, candidates)), strict=True)
+        turn, window = zip(*(self._scores(q, w, k, states, bank) for q, w, k in parts), strict=True)
+        return torch.cat(turn), torch.cat(window)
+
+    def _scores(
+        self, queries: Tensor, weights: Tensor, candidates: Tensor, states: TokenStates, bank: MemoryBank
+    ) -> tuple[Tensor, Tensor]:
+        units, windows = bank.axes["units"], bank.axes["windows"]
+        best = self.maxsim(queries, states, units, candidates)
+        held = _group_max(best.index_select(0, bank.member_unit), bank.member_window, windows.size, empty=0.0)
+        in_window = bank.best_window(self.maxsim.combine(held, weights, windows))
+        return self.maxsim.combine(token_minmax(best, units), weights, units), in_window
+
+
+def token_minmax(best: Float[Tensor, "units slots query_tokens"], units: Axis) -> Tensor:
+    """Min-max of each query token's matches over the units of its memory; all equal -> 0: that one tells nothing."""
+    least = -_group_max(-best, units.segment, units.segments, empty=-torch.inf)
+    most = _group_max(best, units.segment, units.segments, empty=-torch.inf)
+    span = most - least
+    factor = (span > SCORE_STEP) / span.clamp(min=FAINT)
+    if units.segments == 1:
+        return (best - least) * factor
+    return (best - least.index_select(0, units.segment)) * factor.index_select(0, units.segment)
+
+
+def _group_max(
+    best: Float[Tensor, "rows slots query_tokens"], group: Int[Tensor, " rows"], groups: int, empty: float
+) -> Float[Tensor, "groups slots query_tokens"]:
+    flat = best.flatten(1)
+    most = flat.new_full((groups, flat.shape[1]), empty)
+    return most.scatter_reduce(0, group[:, None].expand_as(flat), flat, "amax").view(groups, *best.shape[1:])
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from zeromem_torch.bank import MemoryBank, segment_minmax, segment_sum
 from zeromem_torch.retrieval.dense import DenseScores
+from zeromem_torch.retrieval.fusion import raised
 from zeromem_torch.retrieval.hierarchy import SignalMix
 from zeromem_torch.retrieval.pagerank import PersonalizedPageRank
 from zeromem_torch.retrieval.propagation import EntityPropagation
@@ -54,13 +55,14 @@ class GraphView(nn.Module):
         named: float = 0.2,
         hops: int = 2,
         decay: float = 0.2,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         self.prior = SignalMix(prior)
         self.exact = SignalMix(exact)
         self.similarity = DenseScores()
-        self.propagate = EntityPropagation(hops, decay)
-        self.walk = PersonalizedPageRank(damping)
+        self.propagate = EntityPropagation(hops, decay, backend=backend)
+        self.walk = PersonalizedPageRank(damping, backend=backend)
         self.sharpness, self.affinity, self.named = sharpness, affinity, named
 
     def forward(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> GraphScores:
@@ -68,28 +70,29 @@ class GraphView(nn.Module):
         seeds = batch.entities.dense(batch.slots, entities.size)
         similarity = self.similarity(batch.vectors, bank.sentence_vectors, bank.axes["sentences"])
         activation = self.propagate(seeds, similarity, bank.mentions, bank.mentions_t, entities)
-        prior = segment_minmax(self.prior(signals), units) ** self.sharpness
+        prior = raised(segment_minmax(self.prior(signals), units), self.sharpness)
         reset, reason = self._reset(prior, activation, bank)
-        liking = torch.ones_like(reset)
-        if self.affinity:
-            liking = liking.index_copy(1, bank.unit_node, signals["rest"].clamp(min=LEAST_LIKED) ** self.affinity)
-        if self.named != 1:
-            passing = 1 - (1 - self.named) * (seeds > 0).to(reset.dtype)
-            liking = liking.index_copy(1, bank.entity_node, passing)
-        mass = self.walk(reset, bank.adjacency, bank.adjacency_t, nodes, liking)
-        scores = mass[:, bank.unit_node].clamp(min=0)
+        mass = self.walk(reset, bank.adjacency, bank.adjacency_t, nodes, self._liking(batch, bank, signals))
+        scores = bank.at_units(mass).clamp(min=0)
         flat = segment_minmax((scores + 1e-30) ** (1 / self.sharpness), units)
         return GraphScores(flat + self.exact(signals), activation, reason)
 
+    def _liking(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> Float[Tensor, "slots nodes"] | None:
+        """How much mass each node draws beside those that a step could go to as well; None: all the same."""
+        if not self.affinity and self.named == 1:
+            return None
+        rest, asked = signals["rest"], batch.entities
+        draws = rest.clamp(min=LEAST_LIKED) ** self.affinity if self.affinity else torch.ones_like(rest)
+        passing = draws.new_ones(1, 1).expand(batch.slots, bank.axes["entities"].size)
+        seeds = torch.where(asked.weight > 0, self.named, 1.0).to(draws.dtype)
+        return bank.on_nodes(draws, passing).index_put_((asked.slot, bank.entity_node[asked.row]), seeds)
+
     def _reset(self, prior: Tensor, activation: Tensor, bank: MemoryBank) -> tuple[Tensor, Tensor]:
-        units, entities, nodes = bank.axes["units"], bank.axes["entities"], bank.axes["nodes"]
+        units, entities = bank.axes["units"], bank.axes["entities"]
         of_units = segment_sum(prior, units.segment, units.segments)
-        flat = of_units >= torch.bincount(units.segment, minlength=units.segments)  # min-max made it 1 everywhere
-        spread = prior / of_units[:, units.segment]
+        flat = of_units >= units.bounds.diff()  # min-max made it 1 everywhere
         of_entities = segment_sum(activation, entities.segment, units.segments)
         known = of_entities > 0
         whole = 1 + of_entities
-        reset = prior.new_zeros(prior.shape[0], nodes.size)
-        reset = reset.index_copy(1, bank.unit_node, spread / whole[:, units.segment])
-        reset = reset.index_copy(1, bank.entity_node, activation / whole[:, entities.segment])
+        reset = bank.on_nodes(prior / units.spread(of_units), activation).div_(bank.axes["nodes"].spread(whole))
         return reset, torch.where(known, 0, torch.where(flat, 2, 1))

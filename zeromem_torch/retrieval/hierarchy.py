@@ -22,7 +22,7 @@ class SignalMix(nn.Module):
     def forward(self, signals: Signals) -> Float[Tensor, "slots units"]:
         total = torch.zeros_like(next(iter(signals.values())))
         for name, weight in self.weights.items():
-            total = total + weight * signals[name]
+            total = total.addcmul_(weight, signals[name])
         return total
 
 
@@ -51,6 +51,6 @@ def prune_episodes(scores: Float[Tensor, "slots units"], bank: MemoryBank, keep:
     """
     units, episodes = bank.axes["units"], bank.axes["episodes"]
     best = segment_topk(segment_max(scores, bank.unit_episode, episodes.size), episodes, keep)
-    kept = member_mask(best, episodes.size)[:, bank.unit_episode]
-    lowest = -segment_max(-scores, units.segment, units.segments)[:, units.segment]
-    return torch.where(kept, scores, lowest)
+    kept = member_mask(best, episodes.size).index_select(1, bank.unit_episode)
+    lowest = -segment_max(-scores, units.segment, units.segments)
+    return torch.where(kept, scores, units.spread(lowest))

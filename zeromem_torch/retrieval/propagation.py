@@ -1,8 +1,10 @@
 """Entity alignment and propagation: from the query's entities to those that its sentences lead to (paper Eqs. 8-9)."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from zeromem_torch.backends import choose, has_kernel, kernel
 from zeromem_torch.bank import Axis, segment_sum
 from zeromem_torch.sparse import Csr
 
@@ -18,26 +20,42 @@ class EntityPropagation(nn.Module):
     result is the sum over hops, so a seed keeps what it started with.
     """
 
-    def __init__(self, hops: int = 2, decay: float = 0.5) -> None:
+    def __init__(self, hops: int = 2, decay: float = 0.5, *, backend: str = "auto") -> None:
         super().__init__()
         self.hops = hops
         self.decay = decay
+        self.backend = backend
 
     def forward(
         self,
-        seeds: Float[Tensor, "slots entities"],  # eta_0
+        seeds: Float[Tensor, "slots entities"],  # eta_0, not negative
         similarity: Float[Tensor, "slots sentences"],  # cosine of query and sentence
         mentions: Csr,  # M, sentences x entities
         mentions_t: Csr,
         entities: Axis,
     ) -> Float[Tensor, "slots entities"]:
+        inputs = (seeds, similarity, mentions.val, mentions_t.val)
+        choice = choose(
+            "propagation",
+            self.backend,
+            device=seeds.device,
+            dtype=seeds.dtype,
+            needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in inputs),
+            sizes={"elements": max(seeds.numel(), similarity.numel())},
+        )
+        if has_kernel("propagation", choice.name):
+            found: Tensor = kernel("propagation", choice.name).propagate(
+                seeds, similarity, mentions, mentions_t, entities.ptr, self.hops, self.decay
+            )
+            return found
         relevance = similarity.clamp(min=0).T
         hop = total = seeds
         for _ in range(self.hops):
             mass = segment_sum(hop, entities.segment, entities.segments)
-            spread = (mentions_t @ (relevance * (mentions @ hop.T.contiguous()))).T
-            reached = segment_sum(spread, entities.segment, entities.segments)
-            scale = self.decay * mass / reached.clamp(min=1e-12)
+            reached = mentions.times(hop.T.contiguous(), choice.name)
+            spread = mentions_t.times(relevance * reached, choice.name).T
+            arrived = segment_sum(spread, entities.segment, entities.segments)
+            scale = self.decay * mass / arrived.clamp(min=1e-12)
             hop = spread * scale[:, entities.segment]
             total = total + hop
         return total

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zeromem_torch.bank import SCORE_STEP, Axis, MemoryBank, Postings, segment_max, segment_minmax, segment_topk
-from zeromem_torch.retrieval.dense import DenseScores, MaxSim
+from zeromem_torch.bank import Axis, MemoryBank, Postings, segment_max, segment_minmax, segment_topk
+from zeromem_torch.retrieval.dense import DenseScores, LateInteraction
 from zeromem_torch.retrieval.lexical import LexicalScores
-from zeromem_torch.routing.queries import QueryBatch
+from zeromem_torch.routing.queries import Asked, QueryBatch
 from zeromem_torch.substrate.kinds import AnswerType
 
 Signals = Mapping[str, Float[Tensor, "slots units"]]
@@ -29,38 +29,47 @@ class UnitSignals(nn.Module):
     """Compute every signal of a query batch over a bank, by name.
 
     ``date_reach``: days from a date asked for at which a unit's own day counts for nothing, falling linearly.
+    ``precision`` is that of token states, see `TokenStates`.
     """
 
-    def __init__(self, *, exhaustive: int = 2048, candidates: int = 256, date_reach: float = 15.0) -> None:
+    def __init__(
+        self,
+        *,
+        exhaustive: int = 2048,
+        candidates: int = 256,
+        date_reach: float = 15.0,
+        precision: str = "stored",
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         self.dense = DenseScores()
-        self.lexical = LexicalScores()
-        self.maxsim = MaxSim(exhaustive)
+        self.lexical = LexicalScores(backend)
+        self.late = LateInteraction(exhaustive, backend=backend, precision=precision)
         self.candidates = candidates
         self.date_reach = date_reach
 
     def forward(self, batch: QueryBatch, bank: MemoryBank) -> Signals:
         units = bank.axes["units"]
-        chunk = self.dense(batch.vectors, bank.chunk_vectors, bank.axes["chunks"])
+        near = {
+            axis: self.dense(batch.vectors, vectors, bank.axes[axis])
+            for axis, vectors in (("chunks", bank.chunk_vectors), ("windows", bank.window_vectors))
+        }
+        said = {
+            axis: self._lexical(batch.terms, postings, bank.axes[axis], batch.slots)
+            for axis, postings in (
+                ("units", bank.unit_postings),
+                ("windows", bank.window_postings),
+                ("episodes", bank.episode_postings),
+            )
+        }
+        phrases = self._lexical(batch.phrases, bank.phrase_postings, bank.axes["windows"], batch.slots)
         signals = {
-            "dense_turn": segment_max(chunk, bank.chunk_unit, units.size),
-            "dense_window": self._best_window(
-                self.dense(batch.vectors, bank.window_vectors, bank.axes["windows"]), bank
-            ),
-            "lexical_turn": self._lexical(batch, bank.unit_postings, "units", bank),
-            "lexical_window": self._best_window(self._lexical(batch, bank.window_postings, "windows", bank), bank),
-            "lexical_episode": self._lexical(batch, bank.episode_postings, "episodes", bank)[:, bank.unit_episode],
-            "phrase": self._best_window(
-                self.lexical(
-                    batch.phrases.slot,
-                    batch.phrases.row,
-                    batch.phrases.weight,
-                    bank.phrase_postings,
-                    batch.slots,
-                    bank.axes["windows"].size,
-                ),
-                bank,
-            ),
+            "dense_turn": bank.best_chunk(near["chunks"]),
+            "dense_window": bank.best_window(near["windows"]),
+            "lexical_turn": said["units"],
+            "lexical_window": bank.best_window(said["windows"]),
+            "lexical_episode": bank.of_episode(said["episodes"]),
+            "phrase": bank.best_window(phrases),
         }
         cosine = torch.maximum(signals["dense_turn"], signals["dense_window"])
         signals = {name: segment_minmax(scores, units) for name, scores in signals.items()}
@@ -72,100 +81,80 @@ class UnitSignals(nn.Module):
 
     def _rest(self, batch: QueryBatch, bank: MemoryBank) -> Float[Tensor, "slots units"]:
         """How well a unit answers what is asked about the query's names, whoever it speaks of."""
-        units, terms = bank.axes["units"], batch.rest_terms
-        chunk = self.dense(batch.rest_vectors, bank.chunk_vectors, bank.axes["chunks"])
-        dense = segment_max(chunk, bank.chunk_unit, units.size)
-        lexical = self.lexical(terms.slot, terms.row, terms.weight, bank.unit_postings, batch.slots, units.size)
-        return 0.5 * segment_minmax(dense, units) + 0.5 * segment_minmax(lexical, units)
+        units = bank.axes["units"]
+        dense = bank.best_chunk(self.dense(batch.rest_vectors, bank.chunk_vectors, bank.axes["chunks"]))
+        lexical = self._lexical(batch.rest_terms, bank.unit_postings, units, batch.slots)
+        return (segment_minmax(dense, units) + segment_minmax(lexical, units)).mul_(0.5)
 
     def _late_interaction(self, batch: QueryBatch, bank: MemoryBank, first: Signals) -> Signals:
-        """As many slots at once as the workspace holds: a match per unit, slot and query token is most of it."""
-        units, tokens = bank.axes["units"], batch.states.shape[2]
-        quick = first["dense_turn"] + first["lexical_turn"] + first["dense_window"] + first["lexical_window"]
-        candidates = segment_topk(quick, units, self.candidates)
-        members = bank.axes["members"].size
-        step = max(1, self.maxsim.workspace // max(1, 4 * tokens * (3 * units.size + 2 * members)))
-        states, weights, few = (torch.split(rows, step) for rows in (batch.states, batch.state_weights, candidates))
-        parts = [self._matches(s, w, k, bank) for s, w, k in zip(states, weights, few, strict=True)]
-        in_turn, in_window = (torch.cat(scores) for scores in zip(*parts, strict=True))
-        return {"maxsim_turn": segment_minmax(in_turn, units), "maxsim_window": segment_minmax(in_window, units)}
+        units = bank.axes["units"]
+        candidates = batch.query.new_empty(*batch.query.shape, 0)
+        if units.longest > self.late.maxsim.exhaustive:
+            quick = first["dense_turn"] + first["lexical_turn"] + first["dense_window"] + first["lexical_window"]
+            candidates = segment_topk(quick, units, self.candidates)
+        turn, window = self.late(batch.states, batch.state_weights, bank, candidates)
+        return {"maxsim_turn": segment_minmax(turn, units), "maxsim_window": segment_minmax(window, units)}
 
-    def _matches(self, states: Tensor, weights: Tensor, candidates: Tensor, bank: MemoryBank) -> tuple[Tensor, Tensor]:
-        """MaxSim of turns and of each turn's best window, ``[slots, units]``."""
-        units, windows = bank.axes["units"], bank.axes["windows"]
-        best = self.maxsim(states, bank.token_states, bank.state_ptr, units, candidates)
-        held = _group_max(best[bank.member_unit], bank.member_window, windows.size, empty=0.0)
-        in_window = self._best_window(self.maxsim.combine(held, weights, windows), bank)
-        # A token that matches well everywhere says little: bring each token's matches to [0, 1] before they are summed.
-        return self.maxsim.combine(token_minmax(best, units), weights, units), in_window
-
-    def _lexical(self, batch: QueryBatch, postings: Postings, axis: str, bank: MemoryBank) -> Tensor:
-        terms = batch.terms
-        scores: Tensor = self.lexical(terms.slot, terms.row, terms.weight, postings, batch.slots, bank.axes[axis].size)
+    def _lexical(self, asked: Asked, postings: Postings, axis: Axis, slots: int) -> Float[Tensor, "slots rows"]:
+        scores: Tensor = self.lexical(asked.slot, asked.row, asked.weight, postings, slots, axis.size)
         return scores
-
-    def _best_window(self, scores: Float[Tensor, "slots windows"], bank: MemoryBank) -> Float[Tensor, "slots units"]:
-        return segment_max(scores[:, bank.member_window], bank.member_unit, bank.axes["units"].size)
-
-
-FAINT = 1e-2
-"""Least difference of matches that counts as a whole one: a smaller one would bring its rounding with it."""
-
-
-def token_minmax(best: Float[Tensor, "units slots query_tokens"], units: Axis) -> Tensor:
-    """Min-max of each query token's matches over the units of its memory; all equal -> 0: that one tells nothing."""
-    least = -_group_max(-best, units.segment, units.segments, empty=-torch.inf)[units.segment]
-    most = _group_max(best, units.segment, units.segments, empty=-torch.inf)[units.segment]
-    span = most - least
-    return (best - least) * (span > SCORE_STEP) / span.clamp(min=FAINT)
-
-
-def _group_max(
-    best: Float[Tensor, "rows slots query_tokens"], group: Int[Tensor, " rows"], groups: int, empty: float
-) -> Float[Tensor, "groups slots query_tokens"]:
-    flat = best.flatten(1)
-    most = flat.new_full((groups, flat.shape[1]), empty)
-    return most.scatter_reduce(0, group[:, None].expand_as(flat), flat, "amax").view(groups, *best.shape[1:])
 
 
 def profile_signals(batch: QueryBatch, bank: MemoryBank, date_reach: float) -> Signals:
     """Compatibility with the profile (Eq. 11): subject, dates, answer type, titles, and the form of a dialogue."""
     units = bank.axes["units"]
-    subject, asked = batch.subject[:, units.segment], batch.kinds[:, units.segment]
-    one = torch.ones(batch.slots, units.size, device=bank.device)
+    subject = torch.where(batch.subject >= 0, batch.subject, -2)  # no unit's speaker: nobody is -1
     after_question = torch.zeros_like(bank.unit_asks)
     after_question[1:] = bank.unit_asks[:-1] & (bank.unit_session[1:] == bank.unit_session[:-1])
-    kinds = {
-        f"holds_{name}": ((asked & int(kind) != 0) & (bank.unit_kinds & int(kind) != 0)).float()
-        for name, kind in KINDS.items()
-    }
+    form = {"asks": bank.unit_asks, "answers": after_question, "opens": bank.unit_position == 0}
     return {
-        "subject": ((subject == bank.unit_speaker) & (subject >= 0)).float(),
+        "subject": (units.spread(subject) == bank.unit_speaker).float(),
         "date": date_nearness(batch, bank, date_reach),
         "spoken_date": spoken_dates(batch, bank),
-        **kinds,
-        "title": batch.titles.dense(batch.slots, units.size).clamp(max=1),
-        "asks": one * bank.unit_asks,
-        "answers": one * after_question,
-        "opens": one * (bank.unit_position == 0),
+        **{
+            f"holds_{name}": units.spread((batch.kinds & int(kind) != 0).float())
+            * (bank.unit_kinds & int(kind) != 0).float()
+            for name, kind in KINDS.items()
+        },
+        "title": batch.titles.dense(batch.slots, units.size).clamp_(max=1),
+        **{name: holds.float().expand(batch.slots, -1) for name, holds in form.items()},
     }
 
 
 def date_nearness(batch: QueryBatch, bank: MemoryBank, reach: float) -> Float[Tensor, "slots units"]:
     """1 where a unit's own day lies in an interval asked about, falling to 0 at ``reach`` days from it."""
-    memory = bank.axes["units"].segment
-    first, last = batch.date_first[:, memory], batch.date_last[:, memory]  # [slots, units, dates]
-    day = bank.unit_day[:, None]
-    days = torch.maximum(first - day, day - last).clamp(min=0).float()
-    near: Tensor = (1 - days / reach).clamp(min=0) * ((first <= last) & (day > 0))
-    return near.amax(-1)
+    units = bank.axes["units"]
+    day = torch.where(bank.unit_day > 0, bank.unit_day, -torch.inf)
+    slots, asked = _asked_dates(batch)
+    near = day.new_zeros(len(slots), units.size)
+    for first, last in asked:
+        days = torch.maximum(units.spread(first) - day, day - units.spread(last))
+        near = torch.maximum(near, days.div_(-reach).add_(1).clamp_(max=1))
+    return day.new_zeros(batch.slots, units.size).index_copy(0, slots, near)
 
 
 def spoken_dates(batch: QueryBatch, bank: MemoryBank, longest: int = 40) -> Float[Tensor, "slots units"]:
     """1 where a unit speaks of a day, or of at most ``longest`` days in a row, that meet an interval asked about."""
-    units = bank.axes["units"]
-    memory = units.segment[bank.date_unit]
-    first, last = batch.date_first[:, memory], batch.date_last[:, memory]
-    meets = (first <= bank.date_last[:, None]) & (bank.date_first[:, None] <= last) & (first <= last)
+    units, dates = bank.axes["units"], bank.axes["dates"]
     short = bank.date_last - bank.date_first <= longest
-    return segment_max((meets.any(-1) & short).float(), bank.date_unit, units.size, empty=0.0)
+    begin, end = torch.where(short, bank.date_first, torch.inf), bank.date_last.float()
+    slots, asked = _asked_dates(batch)
+    meets = torch.zeros(len(slots), dates.size, dtype=torch.bool, device=bank.device)
+    for first, last in asked:
+        meets |= (dates.spread(first) <= end) & (begin <= dates.spread(last))
+    spoken = segment_max(meets.float(), bank.date_unit, units.size, empty=0.0)
+    return spoken.new_zeros(batch.slots, units.size).index_copy(0, slots, spoken)
+
+
+def _asked_dates(batch: QueryBatch) -> tuple[Int[Tensor, " asking"], list[tuple[Tensor, Tensor]]]:
+    """Slots that may ask for a date, and the first and last days of each one they ask, ``[asking, memories]``.
+
+    Days are floats, which hold them exactly; what stands for no interval begins after all time.
+    """
+    some = batch.date_first <= batch.date_last
+    slots = torch.arange(batch.slots, device=some.device)
+    if some.device.type == "cpu":  # elsewhere the host would have to wait to know them
+        slots = slots[some.flatten(1).any(1)]
+    first = torch.where(some, batch.date_first, torch.inf).index_select(0, slots)
+    last = batch.date_last.float().index_select(0, slots)
+    return slots, list(zip(first.unbind(2), last.unbind(2), strict=True))

@@ -9,8 +9,9 @@ import hashlib
 import importlib.util
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 
+from zeromem_torch.sparse import offsets
+from zeromem_torch.substrate.packed import PackedTransformer, refusal
 from zeromem_torch.substrate.traces import ZeroMemError
 
 STATE_DTYPE = torch.float16
@@ -75,11 +78,19 @@ def encode_states(encoder: Encoder, texts: Sequence[str]) -> Encoded:
     return encoded
 
 
+MOST_PACKED = 1 << 15
+"""Tokens of a batch at most: attention over packed texts counts its offsets in 32 bits."""
+WINDOW = 4096
+"""Texts that are tokenised and sorted by length together; a GPU works on one window while the next is tokenised."""
+
+
 class TransformerEncoder:
     """An encoder-only transformer from a folder (or hub name): CLS or mean pooling, L2 norm.
 
-    Batches are cut by a token budget after sorting by length, so padding is small and memory bounded by
-    ``batch_tokens``; a text's vector does not depend on its neighbours beyond rounding.
+    Texts of a call are sorted by length and laid end to end, in batches of at most ``batch_tokens`` tokens: a query
+    and its entities are one batch, nothing is padded, and memory is bounded without trying what fits. A text's vector
+    does not depend on its neighbours beyond rounding. Models of another make than `packed.MAKES` run as transformers
+    runs them, padded to the longest of their batch; the budget then counts the padding.
     """
 
     def __init__(
@@ -107,13 +118,14 @@ class TransformerEncoder:
                 f"model hub, download the model elsewhere and pass its folder, or use 'minilm' ({type(error).__name__})"
             ) from error
         self.model = model.eval().requires_grad_(False).to(device)
+        self.packed = None if refusal(self.model) else PackedTransformer(self.model)
         self.name = label or Path(name).name
         folder = Path(name) if Path(name).is_dir() else None
         self.pooling = pooling or _declared_pooling(folder)
         limit = min(self.tokenizer.model_max_length, _positions(self.model.config))
         self.max_tokens = min(max_tokens or limit, limit)
         self.late_chunking = self.pooling == "mean"
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = min(batch_tokens, MOST_PACKED)
         self.dim: int = self.model.config.hidden_size
         self.colbert = _head(folder, "colbert_linear.pt", self.dim, device, dtype)
         self.sparse = _head(folder, "sparse_linear.pt", self.dim, device, dtype)
@@ -141,44 +153,92 @@ class TransformerEncoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
-        device, dtype = self.model.device, self.model.dtype
-        vectors = torch.empty(len(texts), self.dim)
-        parts: list[tuple[Tensor, ...]] = [_no_states(self.dim)] * len(texts)
-        if not texts:
-            return Encoded(vectors, torch.zeros(0, dtype=torch.long), *_no_states(self.dim))
+        parts = [self._encode(window, states) for window in _slices(texts, WINDOW)]
+        if not parts:
+            return Encoded(torch.empty(0, self.dim), torch.zeros(0, dtype=torch.long), *_no_states(self.dim))
+        vectors = torch.cat([part.vectors for part in parts]).cpu()  # the first time that the host waits for a GPU
+        rest = ("counts", "states", "spans", "terms", "weights")
+        return Encoded(vectors, *(_joined([getattr(part, name) for part in parts]) for name in rest))
+
+    def _encode(self, texts: Sequence[str], states: bool) -> Encoded:
+        """A window of texts; the vectors are still on the device."""
         tokens = self.tokenizer(
             list(texts),
             truncation=True,
             max_length=self.max_tokens,
-            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=states,
             return_special_tokens_mask=True,
         )
-        lengths = [len(ids) for ids in tokens["input_ids"]]
-        counts = torch.tensor(lengths) - torch.tensor([sum(mask) for mask in tokens["special_tokens_mask"]])
-        for batch in _batches(lengths, self.batch_tokens):
-            width = lengths[batch[0]]
-            ids = torch.full((len(batch), width), self.tokenizer.pad_token_id)
-            there = torch.zeros(len(batch), width, dtype=torch.bool)
-            for row, text in enumerate(batch):
-                ids[row, : lengths[text]] = torch.tensor(tokens["input_ids"][text])
-                there[row, : lengths[text]] = True
-            hidden = self.model(input_ids=ids.to(device), attention_mask=there.to(device)).last_hidden_state
-            mask = there.to(device)[..., None]
-            pooled = hidden[:, 0] if self.pooling == "cls" else (hidden * mask).sum(1) / mask.sum(1)
-            vectors[batch] = normalize(pooled.float(), dim=-1).cpu()
-            if states:
-                lifted = hidden if self.colbert is None else self.colbert(hidden.to(dtype))
-                lifted = normalize(lifted.float(), dim=-1).cpu()
-                weighed = None if self.sparse is None else self.sparse(hidden.to(dtype))[..., 0].relu().float().cpu()
-                for row, text in enumerate(batch):
-                    own = ~torch.tensor(tokens["special_tokens_mask"][text], dtype=torch.bool)
-                    spans = torch.tensor(tokens["offset_mapping"][text])[own]
-                    parts[text] = (lifted[row, : lengths[text]][own], spans)
-                    if weighed is not None:
-                        terms = ids[row, : lengths[text]][own]
-                        known = terms != self.tokenizer.unk_token_id  # all unknown words would be one
-                        parts[text] += (terms, weighed[row, : lengths[text]][own] * known)
-        return Encoded(vectors, counts, *(torch.cat(column) for column in zip(*parts, strict=True)))
+        lengths = _long([len(ids) for ids in tokens["input_ids"]])
+        ids = _flat(tokens["input_ids"])
+        own = ~_flat(tokens["special_tokens_mask"]).bool()
+        owner = torch.repeat_interleave(torch.arange(len(texts)), lengths)
+        counts = torch.bincount(owner[own], minlength=len(texts))
+        start = offsets(lengths)
+        vectors = torch.zeros(len(texts), self.dim, device=self.model.device)
+        held = None
+        if states:
+            spans = _flat(chain.from_iterable(tokens["offset_mapping"])).view(-1, 2)
+            held = _Held.of(self, ids[own], spans[own])
+        kept = own.cumsum(0) - 1  # where a token's state goes
+        for batch in _batches(lengths.tolist(), self.batch_tokens, padded=self.packed is None):
+            row = _long(batch)
+            size = lengths[row]
+            within = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
+            place = torch.repeat_interleave(start[row], size) + within  # of each packed token in the window
+            hidden = self._hidden(ids[place], size.tolist())
+            vectors[row.to(vectors.device)] = self._pooled(hidden, size).to(vectors)
+            if held is not None:
+                inside = own[place].nonzero()[:, 0]
+                held.put(kept[place[inside]], hidden[inside.to(hidden.device)])
+        return Encoded(vectors, counts, *(held.columns if held is not None else _no_states(self.dim)))
+
+    def _hidden(self, ids: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Float[Tensor, "tokens dim"]:
+        """The last layer, a row a token, of texts end to end."""
+        if self.packed is not None:
+            return self.packed(ids, lengths)
+        there = torch.arange(max(lengths)) < _long(lengths)[:, None]
+        padded = torch.full(there.shape, self.tokenizer.pad_token_id).masked_scatter(there, ids).to(self.model.device)
+        there = there.to(self.model.device)
+        hidden: Tensor = self.model(input_ids=padded, attention_mask=there).last_hidden_state[there]
+        return hidden
+
+    def _pooled(self, hidden: Float[Tensor, "tokens dim"], size: Int[Tensor, " texts"]) -> Float[Tensor, "texts dim"]:
+        if self.pooling == "cls":
+            return normalize(hidden[(size.cumsum(0) - size).to(hidden.device)].float(), dim=-1)
+        owner = torch.repeat_interleave(torch.arange(len(size)), size).to(hidden.device)
+        total = torch.zeros(len(size), hidden.shape[1], device=hidden.device).index_add_(0, owner, hidden.float())
+        return normalize(total, dim=-1)  # of the sum as of the mean
+
+
+@dataclass(frozen=True)
+class _Held:
+    """States of a window's own tokens, filled batch by batch, and what the sparse head says of them."""
+
+    encoder: TransformerEncoder
+    states: Float[Tensor, "tokens dim"]
+    spans: Int[Tensor, "tokens 2"]
+    terms: Int[Tensor, " weighed"]
+    weights: Float[Tensor, " weighed"]
+
+    @classmethod
+    def of(cls, encoder: TransformerEncoder, ids: Int[Tensor, " tokens"], spans: Int[Tensor, "tokens 2"]) -> "_Held":
+        terms = ids if encoder.sparse is not None else ids[:0]
+        return cls(encoder, torch.empty(len(ids), encoder.dim), spans, terms, torch.empty(len(terms)))
+
+    def put(self, rows: Int[Tensor, " some"], hidden: Float[Tensor, "some dim"]) -> None:
+        colbert, sparse = self.encoder.colbert, self.encoder.sparse
+        lifted = hidden if colbert is None else colbert(hidden)
+        self.states[rows] = normalize(lifted.float(), dim=-1).cpu()
+        if sparse is not None:
+            known = self.terms[rows] != self.encoder.tokenizer.unk_token_id  # all unknown words would be one
+            self.weights[rows] = sparse(hidden)[:, 0].relu().float().cpu() * known
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.states, self.spans, self.terms, self.weights
 
 
 Row = tuple[int, bytes, bytes | None, bytes | None]
@@ -372,6 +432,19 @@ def _no_states(dim: int) -> tuple[Tensor, Tensor]:
     return torch.empty(0, dim, dtype=STATE_DTYPE), torch.empty(0, 2, dtype=torch.long)
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # the usual single part is not copied
+
+
+def _long(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _flat(rows: Iterable[Iterable[int]]) -> Tensor:
+    """Ragged rows of whole numbers, end to end."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
+
+
 def _from_bytes(rows: Sequence[bytes], dtype: Any, width: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(b"".join(rows)), dtype=dtype).reshape(-1, width))
 
@@ -381,13 +454,19 @@ def _slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def _batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Longest first: padded size never exceeds the budget, unless one text alone does."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    while order:
-        size = max(1, budget // max(1, lengths[order[0]]))
-        yield order[:size]
-        order = order[size:]
+def _batches(lengths: Sequence[int], budget: int, *, padded: bool = False) -> Iterator[list[int]]:
+    """Longest first, and none without tokens: a batch never exceeds the budget, unless one text alone does."""
+    batch: list[int] = []
+    tokens = 0
+    for text in sorted(filter(lengths.__getitem__, range(len(lengths))), key=lambda i: (-lengths[i], i)):
+        size = lengths[batch[0]] if batch and padded else lengths[text]
+        if batch and tokens + size > budget:
+            yield batch
+            batch, tokens, size = [], 0, lengths[text]
+        batch.append(text)
+        tokens += size
+    if batch:
+        yield batch
 
 
 def _positions(config: Any) -> int:

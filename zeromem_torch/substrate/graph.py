@@ -18,6 +18,9 @@ from zeromem_torch.substrate.traces import Trace
 
 _WORD = re.compile(r"\w+")
 
+TitleFound = tuple[int, int, tuple[str, ...], list[int]]
+"""A title in a text: characters from and to, its words, and the units that bear it."""
+
 
 @dataclass(frozen=True)
 class GraphWeights:
@@ -87,63 +90,70 @@ class Gazetteer:
             if trace.title and (words := title_words(trace.title)):
                 owners[words].append(unit)
         single = cases([words[0] for words in owners if len(words) == 1])
-        self._starts: dict[str, list[tuple[tuple[str, ...], list[int]]]] = defaultdict(list)
+        self._owners: dict[tuple[str, ...], list[int]] = {}
+        lengths: dict[tuple[str, ...], set[int]] = defaultdict(set)
         for words, units in owners.items():
             word = words[0]
             small, capital = single.get(word, (0, 0)) if len(words) == 1 else (0, 0)
             common = len(words) == 1 and (word in STOP_WORDS or word.isdigit() or small > capital)
             if not common and not STOP_WORDS.issuperset(words):
-                self._starts[word].append((words, units))
-        for known in self._starts.values():
-            known.sort(key=lambda item: -len(item[0]))
+                self._owners[words] = units
+                lengths[words[:2]].add(len(words))
+        # of the titles that begin with two words: how many they have in all, most first
+        self._lengths = {begin: sorted(known, reverse=True) for begin, known in lengths.items() if len(begin) > 1}
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._owners)
 
     @property
-    def first_words(self) -> dict[str, list[tuple[str, ...]]]:
+    def first_words(self) -> dict[str, set[tuple[str, ...]]]:
         """The titles that begin with each word: what is found in a text depends on those of its own words only."""
-        return {word: [title for title, _ in known] for word, known in self._starts.items()}
+        found: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+        for words in self._owners:
+            found[words[0]].add(words)
+        return dict(found)
 
     def owners(self, words: tuple[str, ...]) -> list[int]:
         """The units that bear a title."""
-        return next((units for title, units in self._starts.get(words[0], ()) if title == words), [])
+        return self._owners.get(words, [])
 
     def find_starts(self, text: str) -> list[tuple[int, tuple[str, ...]]]:
         return [(start, words) for start, _, words, _ in self.find(text)]
 
-    def find(self, text: str) -> list[tuple[int, int, tuple[str, ...], list[int]]]:
-        """Characters from and to, the title's words, and the units that bear it."""
-        if not self._starts:
+    def find(self, text: str) -> list[TitleFound]:
+        if not self._owners:
             return []
-        found = []
-        words = [(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)]
-        folded = [word.casefold() for word, _, _ in words]
-        cased = not text.islower()
-        place = 0
-        while place < len(words):
-            for title, owners in self._starts.get(folded[place], ()):
-                last = place + len(title) - 1
-                if tuple(folded[place : last + 1]) != title:
+        words = _WORD.findall(text)
+        folded = tuple(" ".join(words).casefold().split(" "))
+        spans: list[tuple[int, int]] = []  # of the words; a text that names no title needs none
+        found: list[TitleFound] = []
+        behind = 0  # the last title found
+        for first, begin in enumerate(zip(folded, (*folded[1:], ""), strict=True)):
+            if first < behind:
+                continue
+            for length in (*self._lengths.get(begin, ()), 1):
+                title = folded[first : first + length]
+                if (owners := self._owners.get(title)) is None:
                     continue
-                small = cased and words[place][0][0].islower() and words[last][0][0].islower()
-                if not small and not self._inside(text, words, place, last):
-                    found.append((words[place][1], words[last][2], title, owners))
-                    place = last
+                spans = spans or [match.span() for match in _WORD.finditer(text)]
+                last = first + len(title) - 1
+                small = words[first][0].islower() and words[last][0].islower() and not text.islower()
+                if not small and not self._inside(text, words, spans, first, last):
+                    found.append((spans[first][0], spans[last][1], title, owners))
+                    behind = last + 1
                     break
-            place += 1
         return found
 
     @staticmethod
-    def _inside(text: str, words: Sequence[tuple[str, int, int]], first: int, last: int) -> bool:
+    def _inside(text: str, words: Sequence[str], spans: Sequence[tuple[int, int]], first: int, last: int) -> bool:
         """One word beside another capitalised one is a part of a longer name: "United" in "United Kingdom"."""
-        if first != last or words[first][0][0].islower():
+        if first != last or words[first][0].islower():
             return False
         return any(
             0 <= beside < len(words)
-            and words[beside][0][0].isupper()
-            and words[beside][0].casefold() not in STOP_WORDS
-            and text[min(words[first][2], words[beside][2]) : max(words[first][1], words[beside][1])] == " "
+            and words[beside][0].isupper()
+            and words[beside].casefold() not in STOP_WORDS
+            and text[min(spans[first][1], spans[beside][1]) : max(spans[first][0], spans[beside][0])] == " "
             for beside in (first - 1, first + 1)
         )
 
@@ -155,7 +165,7 @@ class TitlesFound:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, list[tuple[str, ...]]] = {}
+        self._known: dict[str, set[tuple[str, ...]]] = {}
         self._found: dict[Trace, list[tuple[int, tuple[str, ...]]]] = {}
 
     def update(

@@ -10,7 +10,7 @@ An encoder with a sparse head (BGE-M3) learnt what a token weighs: its weights t
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol, Self
@@ -43,9 +43,25 @@ class Vocabulary:
     def __init__(self, keys: Int[Tensor, " terms"]) -> None:
         self._keys = keys.numpy()  # sorted
 
+    def numbers(self, keys: Sequence[int]) -> list[int]:
+        """The number of each key, -1 for one that is not here: one search for all."""
+        if not len(self._keys):
+            return [-1] * len(keys)
+        asked = np.array(keys, dtype=np.int64)
+        place = np.searchsorted(self._keys, asked)
+        place[place == len(self._keys)] = 0
+        found: list[int] = np.where(self._keys[place] == asked, place, -1).tolist()
+        return found
+
+    def among(self, words: Iterable[str]) -> dict[str, int]:
+        """Those of some words that are here, with their numbers."""
+        asked = list(words)
+        numbers = self.numbers([word_key(word) for word in asked])
+        return {word: number for word, number in zip(asked, numbers, strict=True) if number >= 0}
+
     def number(self, key: int) -> int | None:
-        place = int(np.searchsorted(self._keys, key))
-        return place if place < len(self._keys) and self._keys[place] == key else None
+        (found,) = self.numbers([key])
+        return found if found >= 0 else None
 
     def get(self, word: str) -> int | None:
         return self.number(word_key(word))
@@ -178,8 +194,13 @@ def query_terms(words: Sequence[str], vocabulary: Numbers) -> dict[int, float]:
     return {number: float(count) for number, count in counted if number is not None}
 
 
-def query_phrases(words: Sequence[str], phrases: Vocabulary) -> dict[int, float]:
-    """The same of the pairs of neighbouring terms in a query."""
-    pairs = pair_keys(torch.tensor([word_key(word) for word in words], dtype=torch.long))
-    counted = ((phrases.number(key), count) for key, count in Counter(pairs.tolist()).items())
-    return {number: float(count) for number, count in counted if number is not None}
+def query_phrases(queries: Sequence[Sequence[str]], phrases: Vocabulary) -> list[dict[int, float]]:
+    """The same of the pairs of neighbouring terms, for each of some queries."""
+    keys = [word_key(word) for words in queries for word in words]
+    numbers = phrases.numbers(pair_keys(torch.tensor(keys, dtype=torch.long)).tolist())
+    found, start = [], 0
+    for words in queries:  # a pair of the last word of one and the first of the next is none
+        counted = Counter(numbers[start : start + max(0, len(words) - 1)])
+        found.append({number: float(count) for number, count in counted.items() if number >= 0})
+        start += len(words)
+    return found

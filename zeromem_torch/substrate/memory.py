@@ -7,6 +7,7 @@ memory that grew trace by trace is the same as one built at once, because both a
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -70,7 +71,7 @@ class Memory:
         mine, theirs = (dict(memory.index.tensors()) for memory in (self, other))
         return self.turns.traces == other.turns.traces and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
-    @property
+    @cached_property
     def latest(self) -> datetime | None:
         """The last event time: "now" for a query that brings no time of its own."""
         return max((trace.time for trace in self.turns.traces if trace.time), default=None)
