@@ -86,18 +86,19 @@ class LinearRag:
     @classmethod
     def of(cls, memory: Memory, names_in: Names) -> "LinearRag":
         traces, index = memory.turns.traces, memory.index
-        texts = [trace.text for trace in traces]
+        prefixes = [turn_prefix(trace, dated=False) for trace in traces]  # who speaks, or the title: names too
+        texts = [prefix + trace.text for prefix, trace in zip(prefixes, traces, strict=True)]
         numbers: dict[str, int] = {}
         names: list[str] = []
         entities_of: list[list[int]] = []
         counts: list[Counter[int]] = []
-        for text, spans in zip(texts, names_in(texts), strict=True):
-            starts = [start for start, _ in sentence_spans(text) or [(0, len(text))]]
+        for trace, prefix, text, spans in zip(traces, prefixes, texts, names_in(texts), strict=True):
+            starts = [len(prefix) + start for start, _ in sentence_spans(trace.text) or [(0, 0)]]
             own: list[list[int]] = [[] for _ in starts]
             for start, end in spans:
                 number = numbers.setdefault(text[start:end].lower(), len(numbers))
                 names += [text[start:end]] if number == len(names) else []
-                own[bisect_right(starts, start) - 1].append(number)
+                own[max(0, bisect_right(starts, start) - 1)].append(number)
             entities_of += [sorted(set(held)) for held in own]
             counts.append(Counter(number for held in own for number in held))
         sentences_of: list[list[int]] = [[] for _ in names]
@@ -110,7 +111,7 @@ class LinearRag:
         beside = [(unit, unit + 1) for unit in range(len(session) - 1) if session[unit] == session[unit + 1]]
         first = torch.searchsorted(index.chunk_unit, torch.arange(len(texts)))  # a passage is mostly one chunk
         return cls(
-            [turn_prefix(trace, dated=False) + trace.text for trace in traces],
+            texts,
             names,
             numbers,
             names_in,

@@ -1,6 +1,7 @@
 """bench/measure.py counts, orders and divides as it says; no clock is looked at."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,11 +41,21 @@ def test_slow_work_is_called_three_times_at_least() -> None:
     assert len(timing.warm) == 3
 
 
-def test_one_call_an_input() -> None:
-    timing, results = each(lambda x: x * x, [1, 2, 3])
-    assert results == [1, 4, 9]
-    assert len(timing.warm) == 2
-    assert each(abs, [-1])[1] == [1]
+def test_one_call_an_input_and_the_shortest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 22.0, 30.0, 34.0])  # rounds of 5, 1 and of 2, 4 seconds
+    monkeypatch.setattr("bench.measure.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    timing, results = each(lambda x: x * x, [1, 2])
+    assert results == [1, 4]
+    assert (timing.cold, list(timing.warm)) == (5.0, [2.0, 1.0])
+
+
+def test_threads_are_everybodys() -> None:
+    info = pytest.importorskip("threadpoolctl").threadpool_info
+    before = torch.get_num_threads()
+    with measure.threads(1):
+        assert torch.get_num_threads() == 1
+        assert {pool["num_threads"] for pool in info()} == {1}
+    assert torch.get_num_threads() == before
 
 
 def test_a_share_of_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:

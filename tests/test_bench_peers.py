@@ -73,6 +73,15 @@ def test_the_graph_joins_passages_with_their_entities_and_neighbours(rag: Linear
     assert int((dense != 0).sum()) == 2 * len(edges)
 
 
+def test_who_speaks_is_named_in_the_first_sentence() -> None:
+    held = memory_of(Trace("1", "b", "Bo Dahl sails. So do I.", speaker="Ann Lee", session="s"))
+    (group,) = held.batches(["Who sails?"], ["b"], [None])
+    rag = LinearRag.of(group.memories[0], names_by_rule)
+    assert rag.passages == ["Ann Lee: Bo Dahl sails. So do I."]
+    assert rag.names == ["Ann Lee", "Bo Dahl"]
+    assert rag.entities_of == [[0, 1], []]
+
+
 def vector_at(rag: LinearRag, cosines: dict[int, float]) -> np.ndarray:
     """A vector with these cosines to some sentences, and none to the others."""
     aims = np.zeros(len(rag.sentence_vectors))

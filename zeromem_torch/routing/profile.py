@@ -63,6 +63,7 @@ def profile_query(
     answer_types = _answer_types(folded)
     quoted = tuple(q for match in _QUOTED.finditer(text) if (q := next(filter(None, match.groups()), "").strip()))
     names, runs = _names(text, dates)
+    said = _WORD.findall(folded)
     known = {word for name in subjects for word in (name.casefold(), name.casefold().split()[0])}
     others = sum(run.casefold() not in known for run in runs)
     exact = any(mention.kind == "explicit" and mention.last_day - mention.first_day < 32 for mention in dates)
@@ -72,7 +73,7 @@ def profile_query(
         keywords=keywords,
         answer_types=answer_types,
         dates=dates,
-        temporal=frozenset(cue for cue, pattern in _TEMPORAL.items() if pattern.search(folded)),
+        temporal=frozenset([cue for cue, words in _TEMPORAL.items() if not words.isdisjoint(said)]),
         quoted=quoted,
         names=names,
         relational=_strength("relational", folded)
@@ -97,8 +98,9 @@ _STRENGTHS = {
     for side in ("relational", "local")
 }
 _WEIGHTS: Mapping[str, float] = CUES["weights"]
-_TEMPORAL = {cue: re.compile(rf"\b(?:{'|'.join(words.split())})\b") for cue, words in CUES["temporal"].items()}
+_TEMPORAL = {cue: frozenset(words.split()) for cue, words in CUES["temporal"].items()}
 
+_WORD = re.compile(r"\w+")
 _QUOTED = re.compile(
     '"([^"]{1,300})"|\u201c([^\u201d]{1,300})\u201d|\u00ab([^\u00bb]{1,300})\u00bb'
     r"|(?<![\w'])'([^\W\d_a-z][^']{1,80})'(?!\w)"
@@ -217,9 +219,10 @@ def _capital_runs(text: str) -> Iterator[tuple[bool, int, int]]:
     previous = 0  # where the last word ended
     for match in _NAME_WORDS.finditer(text):
         word, gap = match.group(), text[previous : match.start()]
-        opening = not previous or any(mark in gap for mark in ".?!\n")
+        opening = not previous or (gap != " " and any(mark in gap for mark in ".?!\n"))
         joined = start >= 0 and gap in (" ", " & ", ": ", "-")
-        capital = word[0].isupper() or (word[0].islower() and any(c.isupper() for c in word[1:]))
+        mixed = not word.islower() and word[0].islower() and any(c.isupper() for c in word[1:])
+        capital = mixed or word[0].isupper()
         if start >= 0 and not (
             joined and (capital or word.lower() in _CONNECTORS or (word.isdigit() and len(word) < 4))
         ):
