@@ -15,7 +15,7 @@ PACKAGE = ROOT / "zeromem_torch"
 # From the bottom up: a layer may import itself and the layers below it, never one above it.
 LAYERS = (
     {"errors"},
-    {"backends"},
+    {"backends", "sizes"},
     {"config", "evidence", "sparse", "bank"},
     {"substrate"},
     {"index", "scope", "messages", "imports", "ledger"},
@@ -27,21 +27,29 @@ LAYERS = (
     {"memories", "collect"},
     {"searcher", "keeper", "answering"},
     {"library"},
-    {"evaluation", "training", "handles", "serving"},
+    {"evaluation", "training", "handles"},
+    {"serving"},
     {"demo"},
     {"cli"},
 )
 # Beside the layers: what a module may import, and who may import it.
-ASIDE = {"kernels": set[str](), "store": {"substrate"}, "reader": {"config", "evidence", "ledger", "substrate"}}
+ASIDE = {
+    "kernels": set[str](),
+    "store": {"errors", "substrate"},
+    "reader": {"config", "evidence", "ledger", "substrate"},
+}
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
-    "store": {"keeper", "library", "cli"},
+    "store": {"keeper", "library", "serving", "cli"},
     "reader": {"answering", "library", "evaluation", "serving", "demo", "cli"},
 }
 # Peers of one layer stay apart, apart from these.
 PEERS = {("bank", "sparse")}
 
-OPTIONAL = {"FlagEmbedding", "cupy", "fastapi", "spacy", "torch_scatter", "torch_sparse", "triton", "uvicorn"}
+OPTIONAL = {
+    "FlagEmbedding", "cupy", "fastapi", "mcp", "opentelemetry", "prometheus_client", "spacy", "starlette",
+    "torch_scatter", "torch_sparse", "triton", "uvicorn",
+}  # fmt: skip
 MAY_IMPORT_KERNELS = {"cupy", "llvmlite", "numba", "numpy", "torch", "torch_sparse", "triton"}
 
 PUBLIC_NAMES = (

@@ -184,8 +184,9 @@ def test_r9_update_keeps_what_was_not_passed(tmp_path: Path, field: str, value: 
 @pytest.mark.parametrize("field", ["speaker", "role", "session", "order", "id", "boundary", "nonsense"])
 def test_r9_provenance_does_not_change(field: str) -> None:
     memory = memory_of(*LAKE)
+    changes: dict[str, Any] = {"boundary": "lake", field: "other"}  # an id or boundary names another trace
     with pytest.raises((ZeroMemError, TypeError)):
-        memory.update(LAKE[0].id, **{"boundary": "lake", field: "other"})  # an id or boundary names another trace
+        memory.update(LAKE[0].id, **changes)
     assert memory.get(LAKE[0].id, boundary="lake") == LAKE[0]
     with pytest.raises(ZeroMemError, match="speaker"):
         memory.add(replace(LAKE[0], speaker="Somebody else"), overwrite=True)

@@ -6,7 +6,7 @@ B slots; 128 memories with a query each are 128 segments and one slot. A memory 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -155,13 +155,26 @@ class Index:
             else:
                 yield f.name, held
 
-    def to(self, device: torch.device | str) -> Self:
-        moved = {f.name: getattr(self, f.name).to(device) for f in dataclasses.fields(self) if "axis" in f.metadata}
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for _, tensor in self.tensors())
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pinned(self) -> Self:
+        """The same in memory that a GPU reads without a copy in between; needs CUDA."""
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, do: Callable[[Tensor], Tensor]) -> Self:
+        made: dict[str, Any] = {}
         for f in dataclasses.fields(self):
-            if "rows" in f.metadata:
-                postings = getattr(self, f.name)
-                moved[f.name] = Postings(*(getattr(postings, g.name).to(device) for g in dataclasses.fields(postings)))
-        return dataclasses.replace(self, **moved)
+            held = getattr(self, f.name)
+            if isinstance(held, Postings):
+                made[f.name] = Postings(*(do(getattr(held, g.name)) for g in dataclasses.fields(held)))
+            else:
+                made[f.name] = do(held)
+        return dataclasses.replace(self, **made)
 
 
 @dataclass(frozen=True)

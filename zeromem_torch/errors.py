@@ -19,6 +19,10 @@ class NotFound(ZeroMemError):
     """A well-formed id that nothing stands behind: never stored, deleted, or expired."""
 
 
+class Conflict(ZeroMemError):
+    """A trace under an id that another one has."""
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """'did you mean ...? ' with up to three near options, ready to stand in an error; '' when none is near."""
     folded = {option.casefold(): option for option in options}

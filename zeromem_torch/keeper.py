@@ -7,7 +7,7 @@ used only while its digest is that of its trace.
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +87,21 @@ class TraceReader:
 class Keeper:
     """Record and index of one folder."""
 
-    def __init__(self, record: Record, segments: Segments, reader: TraceReader) -> None:
+    def __init__(
+        self, record: Record, segments: Segments, reader: TraceReader, waiting: MutableMapping[int, None] | None = None
+    ) -> None:
         self.record, self.segments, self.reader = record, segments, reader
+        self.waiting: MutableMapping[int, None] = {} if waiting is None else waiting
+        """Sequence numbers of traces that are known to have no row yet."""
 
     def load(self, boundary: str) -> tuple[Mapping[int, Trace], Forward]:
-        """A boundary's traces from the record, their rows from the index."""
-        traces = dict(self.record.traces_of(boundary))
+        """A boundary's traces from the record, their rows from the index; those that wait for theirs are left out."""
+        traces = {seq: trace for seq, trace in self.record.traces_of(boundary) if seq not in self.waiting}
         return traces, self.segments.rows(list(traces)) if traces else Forward.empty(0)
 
     def catch_up(self, why: Sequence[str] = ()) -> int:
         """Make the index hold a row for every trace, and no other; returns how many traces were read for it."""
-        lacking, beside = self._differences()
-        if len(beside):  # also what a purge did not come to: after it no file may hold a byte of the trace
-            self.segments.compact(beside)
+        lacking = self._tidied()
         if why or len(lacking) > AT_ONCE:
             log.warning("index: %s; %d traces are read again", "; ".join(why) or "behind the record", len(lacking))
         for some in _some(lacking, "index", "trace"):
@@ -109,6 +111,17 @@ class Keeper:
         if len(lacking):
             self.segments.flush()
         return len(lacking)
+
+    def line_up(self) -> None:
+        """The index holds no row beside those of traces; which ones lack theirs is known from here on."""
+        self.waiting.update(dict.fromkeys(self._tidied().tolist()))
+
+    def _tidied(self) -> npt.NDArray[np.int64]:
+        """Sequence numbers of traces without a row; rows without a trace are removed."""
+        lacking, beside = self._differences()
+        if len(beside):  # also what a purge did not come to: after it no file may hold a byte of the trace
+            self.segments.compact(beside)
+        return lacking
 
     def _differences(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Traces without a row of their own, and rows without a trace; both as sequence numbers."""
@@ -124,7 +137,7 @@ class Keeper:
         lacking, beside = self._differences()
         return [
             *self.segments.check(),
-            *(f"trace {seq} has no row in the index" for seq in lacking.tolist()),
+            *(f"trace {seq} has no row in the index" for seq in lacking.tolist() if seq not in self.waiting),
             *(f"index row {seq} has no trace" for seq in beside.tolist()),
         ]
 

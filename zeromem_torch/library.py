@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
@@ -28,10 +30,11 @@ from zeromem_torch.memories import Memories
 from zeromem_torch.messages import Message, TextFile, listed, message_in, messages_in, text_file, trace_of
 from zeromem_torch.pipeline import ZeroMemPipeline
 from zeromem_torch.reader import Reader
-from zeromem_torch.scope import Boundary, Filters, Scope, boundaries_in, boundary_of
+from zeromem_torch.scope import Boundary, Filters, Scope, SearchRequest, boundaries_in, boundary_of
 from zeromem_torch.searcher import Searcher
+from zeromem_torch.sizes import bytes_of
 from zeromem_torch.store import Change, Record
-from zeromem_torch.substrate.encoder import Encoder, load_encoder
+from zeromem_torch.substrate.encoder import Encoder, RecentTexts, encoder_bytes, load_encoder
 from zeromem_torch.substrate.entities import EntityExtractor
 from zeromem_torch.substrate.forward import Forward, encoded_texts
 from zeromem_torch.substrate.lexicon import check_sparse_head
@@ -104,13 +107,13 @@ class ZeroMem:
         extractor: EntityExtractor | None = None,
         device: str = "cpu",
         dtype: torch.dtype | None = None,
-        workspace: int = 1 << 30,
+        workspace: int | None = None,
         memory_budget: int | str | None = None,
     ) -> None:
         config = config or ZeroMemConfig()
         if isinstance(encoder, str):
             config, encoder = replace(config, encoder=EncoderConfig(encoder)), None
-        self._set_up(config, encoder, extractor, device, dtype, _bytes(memory_budget), workspace)
+        self._set_up(config, encoder, extractor, device, dtype, _budget(memory_budget), workspace)
         self._record = Record()
         self._keeper: Keeper | None = None  # in this process the live memories are all there is
         self._serve(Memories(config.substrate, self.encoder.dim, None))
@@ -126,19 +129,22 @@ class ZeroMem:
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         memory_budget: int | str | None = None,
+        workspace: int | None = None,
         read_only: bool = False,
+        index: bool = True,
     ) -> Self:
         """The memory kept in the folder ``path``, made if there is none; a context manager.
 
         A memory remembers its encoder and configuration: name them when it is made. Another encoder is an error that
         says how to `reencode`. One process may write; any number may read (``read_only``), and see what was there when
-        they opened it. What the index lacks, after a crash or damage, is made again from the record: `notes` says so.
+        they opened it. What the index lacks, after a crash or damage, is made again from the record: `notes` says so;
+        with ``index=False`` it waits for `index_some`.
 
         ``memory_budget`` ("2GiB", or bytes): how much of the memory may be held ready at once, the rest is read when it
-        is asked for; half of it, at most 1 GiB, is for the working tensors of a search.
+        is asked for; ``workspace`` bytes of it, else half and at most 1 GiB, are for the working tensors of a search.
         """
         memory = cls.__new__(cls)
-        memory._open(Path(path), encoder, config, extractor, device, dtype, memory_budget, read_only)
+        memory._open(Path(path), encoder, config, extractor, device, dtype, memory_budget, workspace, read_only, index)
         return memory
 
     def _set_up(
@@ -149,13 +155,14 @@ class ZeroMem:
         device: str,
         dtype: torch.dtype | None,
         budget: int | None,
-        workspace: int = 1 << 30,
+        workspace: int | None = None,
     ) -> None:
         self.config = config
         self.pipeline = ZeroMemPipeline(config)
         self.device, self._dtype = device, dtype
-        self.workspace = workspace if budget is None else min(workspace, max(1, budget // 2))
-        self._live_budget = None if budget is None else budget - self.workspace
+        half = 1 << 30 if budget is None else min(1 << 30, max(1, budget // 2))
+        self.workspace = half if workspace is None else workspace
+        self._live_budget = None if budget is None else max(0, budget - self.workspace)
         self.ledger = Ledger()
         """What was spent through this object."""
         self._answering = Answering(self.ledger, device)
@@ -164,9 +171,12 @@ class ZeroMem:
         self.read_only = False
         self._held: FileLock | None = None
         self._encoder = encoder
+        self._recent: RecentTexts | None = None
         self._made_with: str | None = None  # fingerprint of the encoder, once there is one
         self._reader = TraceReader(config.substrate, self._metered, extractor)
         self._counts: dict[str, int] = {}  # traces of each boundary
+        self._waiting: dict[int, None] = {}  # sequence numbers of traces that the index lacks, in order of arrival
+        self._last = 0  # sequence number of the last trace
         self.revision = 0
         """Grows with every change made through this object: what was read before one may be out of date."""
         self._lock = RLock()
@@ -174,7 +184,7 @@ class ZeroMem:
 
     def _serve(self, memories: Memories) -> None:
         self._memories = memories
-        self._searcher = Searcher(self.pipeline, memories, self._metered, self._counts, self.device, self.workspace)
+        self._searcher = Searcher(self.pipeline, memories, self._for_queries, self._counts, self.device, self.workspace)
 
     # Opening and closing
 
@@ -187,9 +197,11 @@ class ZeroMem:
         device: str,
         dtype: torch.dtype | None,
         memory_budget: int | str | None,
+        workspace: int | None,
         read_only: bool,
+        index: bool,
     ) -> None:
-        budget = _bytes(memory_budget)
+        budget = _budget(memory_budget)
         if read_only and not (path / RECORD).exists():
             raise ZeroMemError.of("path", "a folder that holds a memory", str(path), "open it for writing to make one")
         if not (path / RECORD).exists() and (path / "index" / "manifest.json").exists():
@@ -205,7 +217,7 @@ class ZeroMem:
             if isinstance(encoder, str) or name:
                 config = replace(config, encoder=EncoderConfig(encoder if isinstance(encoder, str) else name or ""))
             given = None if isinstance(encoder, str) else encoder
-            self._set_up(config, given, extractor, device, dtype, budget)
+            self._set_up(config, given, extractor, device, dtype, budget, workspace)
             self.path, self.read_only, self._record, self._held = path, read_only, record, held
             self._made_with = record.setting("encoder")
             self._counts.update(record.boundaries())
@@ -216,7 +228,7 @@ class ZeroMem:
                 self._load_encoder()
             if not read_only:
                 self._remember("" if given is not None else config.encoder.name)
-            self._take_up_index()
+            self._take_up_index(index)
         except BaseException:
             if record is not None:
                 record.close()
@@ -231,8 +243,8 @@ class ZeroMem:
         if any(self._record.setting(name) != value for name, value in now.items()):
             self._record.set_settings(now)
 
-    def _take_up_index(self) -> None:
-        """Open the index, and bring it up to the record."""
+    def _take_up_index(self, index: bool) -> None:
+        """Open the index, and bring it up to the record, now or later."""
         assert self.path is not None
         fingerprint = self._reader.fingerprint(self._made_with or self.encoder.fingerprint)
         segments = Segments(self.path / "index", fingerprint, read_only=self.read_only)
@@ -243,8 +255,12 @@ class ZeroMem:
                 segments = Segments(None, fingerprint)
             else:
                 segments.clear(fingerprint)
-        self._keeper = Keeper(self._record, segments, self._reader)
-        self._keeper.catch_up(self.notes)
+        self._keeper = Keeper(self._record, segments, self._reader, self._waiting)
+        if index:
+            self._keeper.catch_up(self.notes)
+        else:
+            self._keeper.line_up()
+        self._last = self._record.last()
         self._serve(Memories(self.config.substrate, 0, self._keeper.load, self._live_budget))
 
     @property
@@ -254,6 +270,17 @@ class ZeroMem:
 
     def _metered(self) -> Encoder:
         return MeteredEncoder(self.encoder, self.ledger)
+
+    def remember_queries(self, most: int) -> None:
+        """Keep what the encoder says of the last ``most`` texts of queries; asked again, they are not encoded again."""
+        self._recent = RecentTexts(self._metered(), most)
+
+    def _for_queries(self) -> Encoder:
+        if self._recent is None:
+            return self._metered()
+        if self._recent.fingerprint != self.encoder.fingerprint:
+            self.remember_queries(self._recent.most)
+        return self._recent
 
     def _load_encoder(self) -> Encoder:
         loaded = self._encoder or load_encoder(self.config.encoder.name, device=self.device, dtype=self._dtype)
@@ -306,6 +333,7 @@ class ZeroMem:
         run_id: str | None = None,
         actor: str = "",
         overwrite: bool = False,
+        index: bool = True,
         progress: Progress | None = None,
     ) -> builtins.list[str]:
         """Store messages; returns their ids in order. All of them or, when one cannot be used, none.
@@ -315,28 +343,81 @@ class ZeroMem:
         metadata. One without an id gets a new one. The same trace again changes nothing; another one under a known id
         is an error, or with ``overwrite`` an update.
 
-        When this returns the traces are on disk, and a search finds them.
+        When this returns the traces are on disk, and a search finds them; with ``index=False`` it finds them once
+        `index_some` has come to them.
         """
         with self._operation():
             self._writable()
             home = boundary if boundary is not None else _home(user_id, agent_id, run_id)
             when = None if timestamp is None else parse_time(timestamp)
             made = [trace_of(message, home, session, when, metadata) for message in messages_in(messages)]
-            changed = self._record.changes(made, overwrite=overwrite)
-            with self._searcher.timed("build"):
-                rows = self._reader.read(changed, progress)
-            stored = self._record.add(changed, actor=actor, overwrite=overwrite)
-            self._take_in(stored, rows)
+            if index:
+                made, given = self._record.changes(made, overwrite=overwrite), made
+                with self._searcher.timed("build"):
+                    rows = self._reader.read(made, progress)
+                stored = self._record.add(made, actor=actor, overwrite=overwrite)
+                self._take_in(stored, rows)
+            else:
+                given, stored = made, self._record.add(made, actor=actor, overwrite=overwrite)
+                self._put_off(stored)
             for _, trace in stored:
                 if trace.updated_at is None:
                     self._counts[trace.boundary] = self._counts.get(trace.boundary, 0) + 1
-            return [trace.id for trace in made]
+            return [trace.id for trace in given]
+
+    def index_some(self, tokens: int) -> int:
+        """Index the traces that have waited longest, about ``tokens`` tokens and at least one; returns how many.
+
+        Where one of them cannot be read, an encoder's failure for example, all of them go on waiting.
+        """
+        with self._operation():
+            self._writable()
+            most = min(AT_ONCE, tokens // TOKENS_BESIDE + 1)
+            stored: builtins.list[tuple[int, Trace]] = []
+            for seq, trace in self._record.fetch(islice(self._waiting, most)):
+                tokens -= len(trace.text) // CHARACTERS + TOKENS_BESIDE
+                if stored and tokens < 0:
+                    break
+                stored.append((seq, trace))
+            with self._searcher.timed("build"):
+                rows = self._reader.read([trace for _, trace in stored])
+            self._take_in(stored, rows)
+            return len(stored)
+
+    @property
+    def waiting(self) -> int:
+        """Traces that are stored and not found yet: `index_some` makes them so."""
+        return len(self._waiting)
+
+    @property
+    def stored_up_to(self) -> int:
+        """Number of the last trace that was stored; numbers grow with every trace."""
+        return self._last
+
+    @property
+    def indexed_up_to(self) -> int:
+        """A search finds every trace up to this number."""
+        with self._lock:
+            return min(self._waiting) - 1 if self._waiting else self._last
+
+    def _put_off(self, stored: Sequence[tuple[int, Trace]]) -> None:
+        """What was found before of traces that have changed is not found any more."""
+        for seq, trace in stored:
+            self._waiting[seq] = None
+            if trace.updated_at is not None:
+                self._memories.drop(trace.boundary, [seq])
+                if self._keeper is not None:
+                    self._keeper.segments.retire([seq])
+        self._last = max([self._last, *(seq for seq, _ in stored)])
 
     def _take_in(self, stored: Sequence[tuple[int, Trace]], rows: Forward) -> None:
         """Hand stored traces and their rows to the index, and to the memories in use."""
         if not stored:
             return
         seqs = [seq for seq, _ in stored]
+        for seq in seqs:
+            self._waiting.pop(seq, None)
+        self._last = max(self._last, *seqs)
         if self._keeper is not None:
             self._keeper.segments.append(seqs, [trace.digest for _, trace in stored], rows)
         places: dict[str, builtins.list[int]] = {}
@@ -347,12 +428,12 @@ class ZeroMem:
             self._memories.put(boundary, [seqs[i] for i in own], [stored[i][1] for i in own], of_it)
 
     def update(
-        self, id: str, *, boundary: str | None = None, actor: str = "", **changes: Any
+        self, id: str, *, boundary: str | None = None, actor: str = "", index: bool = True, **changes: Any
     ) -> Trace:
         """Change what an update may change, and keep the rest; returns the trace as it is now.
 
         Text, title, time, metadata, validity and expiry may change. Who said it, where and in which order is provenance
-        and does not: delete the trace and add another. ``metadata`` replaces all of it.
+        and does not: delete the trace and add another. ``metadata`` replaces all of it. ``index`` is that of `add`.
         """
         with self._operation():
             self._writable()
@@ -366,12 +447,15 @@ class ZeroMem:
                     changes[name] = parse_time(changes[name])
             before = self._known(boundary, id)
             wanted = replace(before, **changes)
-            rows = self._reader.read([wanted]) if wanted.digest != before.digest else None
+            same = wanted.digest == before.digest
+            rows = self._reader.read([wanted]) if index and not same else None
             seq, after = self._record.update(boundary, id, changes, actor=actor)
-            if rows is None:
-                self._memories.replace(boundary, seq, after)
-            else:
+            if rows is not None:
                 self._take_in([(seq, after)], rows)
+            elif not same:
+                self._put_off([(seq, after)])
+            elif seq not in self._waiting:
+                self._memories.replace(boundary, seq, after)
             return after
 
     def delete(self, id: str, *, boundary: str | None = None, actor: str = "", purge: bool = False) -> None:
@@ -406,6 +490,8 @@ class ZeroMem:
         if self._keeper is not None:
             self._keeper.segments.compact(seqs) if purge else self._keeper.segments.retire(seqs)
         gone = set(seqs)
+        for seq in gone & self._waiting.keys():
+            del self._waiting[seq]
         for boundary in dict.fromkeys([*(boundary for boundary, _ in keys), *names]):
             self._memories.drop(boundary, gone)
         for trace in there:
@@ -454,6 +540,17 @@ class ZeroMem:
     @property
     def boundaries(self) -> tuple[str, ...]:
         return tuple(self._counts)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Traces of each boundary."""
+        return MappingProxyType(self._counts)
+
+    def homes(self, id: str, *, ever: bool = False) -> builtins.list[str]:
+        """Boundaries that hold this id (``ever``: or held it once)."""
+        with self._operation():
+            check_text("search", "id", id)
+            return self._record.boundaries_of(id, ever=ever)
 
     def __len__(self) -> int:
         return sum(self._counts.values())
@@ -543,48 +640,98 @@ class ZeroMem:
         Relative dates count from the reference time, else from ``as_of``, else from the boundary's last event.
         """
         with self._operation():
-            top_k = self.config.calibration.top_k if top_k is None else top_k
+            self._open_still()
             queries, boundaries = listed("queries", queries), listed("boundaries", boundaries)
-            moment = None if as_of is None else parse_time(as_of)
-            self._check(queries, boundaries, top_k, token_budget, min_score)
+            if len(queries) != len(boundaries):
+                raise ZeroMemError.of("boundaries", f"one per query, {len(queries)}", len(boundaries), "pair them")
             times = [None] * len(queries) if reference_times is None else listed("reference_times", reference_times)
             if len(times) != len(queries):
                 expected = f"{len(queries)} times or None"
                 raise ZeroMemError.of("reference_times", expected, len(times), "give one per query")
-            for reference in times:
-                _check_time("reference_time", reference)
-            admitted = Filters.of(filters)
-            known = {_name(asked): boundaries_in(asked, self._counts) for asked in boundaries}
-            scopes = [Scope(known[_name(asked)], admitted, moment) for asked in boundaries]
-            found = self._searcher.search(
-                queries, scopes, [time or moment for time in times], top_k, token_budget, explain=explain
-            )
-            for number, query in enumerate(queries):
-                if number not in found:
-                    held = any(name in self._counts for name in scopes[number].boundaries)
-                    why = "nothing there passes the filters and holds at this time" if held else "nothing is there"
-                    found[number] = Evidence.nothing(query, _name(boundaries[number]), why)
-            ordered = [found[number] for number in range(len(queries))]
-            return ordered if min_score is None else [evidence.at_least(min_score) for evidence in ordered]
+            requests = [
+                SearchRequest(query, boundary, top_k, token_budget, filters, as_of, min_score, explain, time)
+                for query, boundary, time in zip(queries, boundaries, times, strict=True)
+            ]
+            scopes = self._scopes(requests, alone=len(requests) == 1)
+            return self._found(requests, scopes, range(len(requests)))
 
-    def _check(
-        self,
-        queries: Sequence[str],
-        boundaries: Sequence[Boundary],
-        top_k: int,
-        token_budget: int | None,
-        min_score: float | None,
-    ) -> None:
-        self._open_still()
-        if len(queries) != len(boundaries):
-            raise ZeroMemError.of("boundaries", f"one per query, {len(queries)}", len(boundaries), "pair them")
-        for name, value in (("top_k", top_k), ("token_budget", token_budget)):
-            if value is not None:
-                _check_count(name, value)
-        if min_score is not None and not (_is_number(min_score) and -1 <= min_score <= 1):
-            raise ZeroMemError.of("min_score", "a cosine from -1 to 1", min_score, "evidence shows its relevance")
-        for number, query in enumerate(queries):
-            check_text("query" if len(queries) == 1 else f"query {number}", "text", query)
+    def search_each(self, requests: Sequence[SearchRequest]) -> builtins.list[Evidence | ZeroMemError]:
+        """Evidence for each request, as if it came alone; one that cannot be used is answered with its error.
+
+        Requests that rank alike (top_k, token_budget, explain) are searched together.
+        """
+        with self._operation():
+            self._open_still()
+            answers: builtins.list[Evidence | ZeroMemError] = []
+            scopes: builtins.list[Scope] = []
+            groups: dict[tuple[object, ...], builtins.list[int]] = {}
+            for number, request in enumerate(requests):
+                try:
+                    scopes += self._scopes([request], alone=True)
+                except ZeroMemError as error:
+                    answers.append(error)
+                    scopes.append(Scope(()))
+                else:
+                    answers.append(Evidence.nothing(request.query, _name(request.boundary), ""))
+                    groups.setdefault((request.top_k, request.token_budget, request.explain), []).append(number)
+            for numbers in groups.values():
+                for number, evidence in zip(numbers, self._found(requests, scopes, numbers), strict=True):
+                    answers[number] = evidence
+            return answers
+
+    def _scopes(self, requests: Sequence[SearchRequest], *, alone: bool) -> builtins.list[Scope]:
+        """What each request may see; a request that cannot be used is an error."""
+        scopes: builtins.list[Scope] = []
+        known: dict[str, tuple[str, ...]] = {}
+        admitted: dict[int, Filters | None] = {}
+        for number, asked in enumerate(requests):
+            for name, value in (("top_k", asked.top_k), ("token_budget", asked.token_budget)):
+                if value is not None:
+                    _check_count(name, value)
+            if asked.min_score is not None and not (_is_number(asked.min_score) and -1 <= asked.min_score <= 1):
+                advice = "evidence shows its relevance"
+                raise ZeroMemError.of("min_score", "a cosine from -1 to 1", asked.min_score, advice)
+            check_text("query" if alone else f"query {number}", "text", asked.query)
+            _check_time("reference_time", asked.reference_time)
+            moment = None if asked.as_of is None else parse_time(asked.as_of)
+            if id(asked.filters) not in admitted:
+                admitted[id(asked.filters)] = Filters.of(asked.filters)
+            name = repr(asked.boundary)
+            if name not in known:
+                known[name] = boundaries_in(asked.boundary, self._counts)
+            scopes.append(Scope(known[name], admitted[id(asked.filters)], moment))
+        return scopes
+
+    def _found(
+        self, requests: Sequence[SearchRequest], scopes: Sequence[Scope], numbers: Sequence[int]
+    ) -> builtins.list[Evidence]:
+        """Evidence for some of the requests, which rank alike."""
+        if not numbers:
+            return []
+        alike = requests[numbers[0]]
+        found = self._searcher.search(
+            [requests[i].query for i in numbers],
+            [scopes[i] for i in numbers],
+            [requests[i].reference_time or scopes[i].as_of for i in numbers],
+            self.config.calibration.top_k if alike.top_k is None else alike.top_k,
+            alike.token_budget,
+            explain=alike.explain,
+        )
+        answers = []
+        for place, number in enumerate(numbers):
+            asked = requests[number]
+            if (evidence := found.get(place)) is None:
+                evidence = Evidence.nothing(asked.query, _name(asked.boundary), self._why(scopes[number]))
+            answers.append(evidence if asked.min_score is None else evidence.at_least(asked.min_score))
+        return answers
+
+    def _why(self, scope: Scope) -> str:
+        """Why there is nothing to search."""
+        if not any(name in self._counts for name in scope.boundaries):
+            return "nothing is there"
+        if self._waiting:
+            return "nothing that is indexed yet passes the filters and holds at this time"
+        return "nothing there passes the filters and holds at this time"
 
     def answer(
         self,
@@ -629,9 +776,24 @@ class ZeroMem:
         """
         if reader_budget is not None:
             _check_count("reader_budget", reader_budget)
-        evidence = self.search_batch(questions, boundaries=boundaries, **search)
+        how: dict[str, Any] = {"reader_budget": reader_budget, "calibrate": calibrate, "abstain": abstain}
+        return self.answer_from(self.search_batch(questions, boundaries=boundaries, **search), reader=reader, **how)
+
+    def answer_from(
+        self,
+        evidence: Sequence[Evidence],
+        *,
+        reader: Reader | str = "embedded",
+        reader_budget: int | None = None,
+        calibrate: bool = True,
+        abstain: bool = False,
+    ) -> builtins.list[Answered]:
+        """Answer the queries of evidence that was found before; the memory itself is not asked."""
+        if reader_budget is not None:
+            _check_count("reader_budget", reader_budget)
+        queries = [found.query for found in evidence]
         return self._answering.answer(
-            questions, evidence, reader, token_budget=reader_budget, calibrate=calibrate, abstain=abstain
+            queries, evidence, reader, token_budget=reader_budget, calibrate=calibrate, abstain=abstain
         )
 
     def batches(
@@ -688,6 +850,7 @@ class ZeroMem:
                 self._searcher.release()
                 self._keeper.catch_up()
             self.notes.clear()
+            self._waiting.clear()
 
     def reencode(self, encoder: Encoder | str) -> None:
         """Change to another encoder, and make the index anew with it; after a crash the next opening goes on."""
@@ -712,6 +875,16 @@ class ZeroMem:
             self._memories.release()
             if torch.device(self.device).type == "cuda":
                 torch.cuda.empty_cache()
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes in use, by part: the encoder's weights, live memories, and what is on the device of them."""
+        encoder = 0 if self._encoder is None else encoder_bytes(self._encoder)
+        return {"encoder": encoder, "memories": self._memories.nbytes, **self._searcher.held_bytes()}
+
+    @property
+    def cache_hits(self) -> tuple[int, int]:
+        """How often a boundary that was asked for was live, and how often it had to be read."""
+        return self._memories.hits, self._memories.misses
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes."""
@@ -818,6 +991,8 @@ class ZeroMem:
     ahistory = _in_thread(history)
 
 
+CHARACTERS, TOKENS_BESIDE = 4, 8
+"""Of a token, and tokens that a trace costs beside its text: enough to say how much is read at once."""
 RECORD = "memory.sqlite"
 WRITER = "writer.json"
 
@@ -870,20 +1045,8 @@ def _cursor(cursor: str | None) -> int:
     return int(cursor)
 
 
-def _bytes(size: int | str | None) -> int | None:
-    """Bytes of a size such as "2GiB", "500 MB" or 1 << 30."""
-    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
-        return size
-    if isinstance(size, str):
-        number = size.strip().rstrip("BbIiKkMmGgTt ")
-        unit = size.strip()[len(number) :].strip().lower().removesuffix("b")
-        base, power = (1024 if unit.endswith("i") else 1000), " kmgt".find(unit.removesuffix("i") or " ")
-        try:
-            if power >= 0 and float(number) > 0:
-                return int(float(number) * base**power)
-        except ValueError:
-            pass
-    raise ZeroMemError.of("memory_budget", 'bytes, or a size such as "2GiB"', size, "pass a size above 0, or None")
+def _budget(size: int | str | None) -> int | None:
+    return None if size is None else bytes_of("memory_budget", size)
 
 
 def _is_number(value: object) -> bool:

@@ -76,6 +76,7 @@ class Memories:
 
     def __init__(self, config: SubstrateConfig, dim: int, load: Load | None, budget: int | None = None) -> None:
         self.config, self.dim, self.load, self.budget = config, dim, load, budget
+        self.hits = self.misses = 0  # of boundaries: whether one that was asked for was live
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
         self._assembled: OrderedDict[Key, Memory] = OrderedDict()
         self._keys: dict[str, set[Key]] = {}  # of the memories that a boundary is part of
@@ -146,7 +147,9 @@ class Memories:
         return len(whole), differing
 
     def _shelf(self, boundary: str) -> _Shelf | None:
-        if boundary not in self._shelves and self.load is not None:
+        live = boundary in self._shelves
+        self.hits, self.misses = self.hits + live, self.misses + (not live)
+        if not live and self.load is not None:
             traces, rows = self.load(boundary)
             if traces:
                 self._shelves[boundary] = _Shelf(traces, rows)

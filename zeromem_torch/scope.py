@@ -141,6 +141,21 @@ class Scope:
         )
 
 
+@dataclass(frozen=True)
+class SearchRequest:
+    """One query with all that a search may be told; the fields are those of `ZeroMem.search`."""
+
+    query: str
+    boundary: Boundary
+    top_k: int | None = None
+    token_budget: int | None = None
+    filters: Mapping[str, Any] | None = None
+    as_of: datetime | str | float | None = None
+    min_score: float | None = None
+    explain: bool = False
+    reference_time: datetime | None = None
+
+
 def bounded(trace: Trace) -> bool:
     """Whether the moment of a search decides if this trace is seen."""
     return trace.valid_from is not None or trace.valid_to is not None or trace.expires_at is not None

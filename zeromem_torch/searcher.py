@@ -1,6 +1,7 @@
 """Many queries over many scopes in few launches: grouped to fit the workspace, each answered as if asked alone."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -8,11 +9,11 @@ from datetime import datetime
 import torch
 from torch import Tensor
 
-from zeromem_torch.bank import MemoryBank, pack
+from zeromem_torch.bank import Index, MemoryBank, pack
 from zeromem_torch.calibration.evidence import within_budget
 from zeromem_torch.collect import Batch, EvidenceWriter
 from zeromem_torch.evidence import Evidence
-from zeromem_torch.memories import Memories
+from zeromem_torch.memories import FILTERED, Memories
 from zeromem_torch.pipeline import ZeroMemPipeline
 from zeromem_torch.routing.queries import compile_queries
 from zeromem_torch.scope import Scope
@@ -24,6 +25,51 @@ LONGEST = 256
 """Units ranked, at least, for a token budget to cut: one that does not fit is skipped for a later one that does."""
 BYTES_PER_SCORE = 4 * 64
 """Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
+
+
+class Residents:
+    """Indices on a device, in the order in which they were asked for last; the first of them go when there is no room.
+
+    What was moved there is kept in pinned memory of the host too, so that coming back is one copy that waits for
+    nothing.
+    """
+
+    def __init__(self, device: torch.device | str, budget: int | None) -> None:
+        self.device, self.budget = torch.device(device), budget
+        self.hits = self.misses = 0
+        self._held: OrderedDict[int, tuple[Memory, Index]] = OrderedDict()  # by the memory, which is kept with it
+        self._pinned: OrderedDict[int, tuple[Memory, Index]] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for _, index in self._held.values())
+
+    def of(self, memories: Sequence[Memory]) -> list[Index]:
+        """The indices of these memories on the device; they may be more than the budget holds, but nothing beside."""
+        found = []
+        for memory in memories:
+            held = self._held.pop(id(memory), None)
+            self.hits, self.misses = self.hits + (held is not None), self.misses + (held is None)
+            self._held[id(memory)] = held or (memory, self._host(memory).to(self.device, non_blocking=True))
+            found.append(self._held[id(memory)][1])
+        used = self.nbytes
+        while self.budget is not None and used > self.budget and len(self._held) > len(memories):
+            used -= self._held.popitem(last=False)[1][1].nbytes
+        return found
+
+    def _host(self, memory: Memory) -> Index:
+        if not torch.cuda.is_available():
+            return memory.index
+        if id(memory) not in self._pinned:
+            self._pinned[id(memory)] = (memory, memory.index.pinned())
+            if len(self._pinned) > FILTERED:
+                self._pinned.popitem(last=False)
+        self._pinned.move_to_end(id(memory))
+        return self._pinned[id(memory)][1]
+
+    def release(self) -> None:
+        self._held.clear()
+        self._pinned.clear()
 
 
 class Searcher:
@@ -44,11 +90,20 @@ class Searcher:
         self.pipeline = pipeline.to(device).eval()
         self.timings: dict[str, float] = {}
         self._bank: tuple[Sequence[Memory], MemoryBank] | None = None
+        here = torch.device(device).type == "cpu"
+        self._residents = None if here else Residents(device, memories.budget)
         self._analyse = Analyzer(config.substrate.stop_words, config.substrate.stemmer or None)
 
     def release(self) -> None:
         """Drop the tensors on the device."""
         self._bank = None
+        if self._residents is not None:
+            self._residents.release()
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of the tensors on the device."""
+        bank = 0 if self._bank is None else self._bank[1].index.nbytes
+        return {"bank": bank, "resident": 0 if self._residents is None else self._residents.nbytes}
 
     def search(
         self,
@@ -117,7 +172,8 @@ class Searcher:
         """The memories end to end on the device; the last one asked for is kept."""
         if self._bank is None or not _same(self._bank[0], memories):
             with self.timed("pack"):
-                bank = pack([m.index for m in memories], [m.sizes for m in memories], self.device)
+                indexes = [m.index for m in memories] if self._residents is None else self._residents.of(memories)
+                bank = pack(indexes, [m.sizes for m in memories], self.device)
             self._bank = (memories, bank)
         return self._bank[1]
 

@@ -204,6 +204,11 @@ class Record:
         seqs = np.fromiter((row[0] for row in rows), np.int64, len(rows))
         return seqs, np.fromiter((row[1] for row in rows), np.int64, len(rows))
 
+    def last(self) -> int:
+        """The largest sequence number; 0 where there is no trace."""
+        with self._reading() as connection:
+            return connection.scalar(select(func.max(TRACES.c.seq))) or 0
+
     def history(self, boundary: str, id: str) -> list[Change]:
         """What has happened to a trace, oldest first; nothing to one that was never there, or was purged."""
         of_it = select(*ENTRY).where(HISTORY.c.id == id, HISTORY.c.boundary == boundary).order_by(HISTORY.c.number)

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Executable, Table, bindparam, delete, func, insert, select, update
 
+from zeromem_torch.errors import Conflict, NotFound
 from zeromem_torch.store.rows import FIELDS, ROW, entry_of, given, read_trace, row_of, setting_of, stamped
 from zeromem_torch.store.schema import HISTORY, SETTINGS, TRACES
-from zeromem_torch.substrate.traces import MUTABLE, Trace, ZeroMemError
+from zeromem_torch.substrate.traces import MUTABLE, Trace
 
 Key = tuple[str, str]
 """Boundary and id: what names a trace."""
@@ -142,7 +143,7 @@ def _each(connection: Connection, statement: Executable, rows: Iterable[dict[str
 def _refuse_unknown(keys: Iterable[Key], there: Container[Key]) -> None:
     for boundary, id in keys:
         if (boundary, id) not in there:
-            raise ZeroMemError.of("id", f"one that boundary {boundary!r} holds", id, "list(boundary=...) shows them")
+            raise NotFound.of("id", f"one that boundary {boundary!r} holds", id, "list(boundary=...) shows them")
 
 
 def _refuse_conflict(before: Trace, trace: Trace, overwrite: bool) -> None:
@@ -151,8 +152,8 @@ def _refuse_conflict(before: Trace, trace: Trace, overwrite: bool) -> None:
     differing = [name for name, one, other in pairs if one != other]
     if differing and not overwrite:
         expected = f"one that its boundary does not hold yet with another {', '.join(differing)}"
-        raise ZeroMemError.of("id", expected, trace.id, "give it another id, or change what is there: overwrite=True")
+        raise Conflict.of("id", expected, trace.id, "give it another id, or change what is there: overwrite=True")
     if fixed := [name for name in differing if name not in MUTABLE]:
         expected = f"a trace with the same {', '.join(fixed)} as the one that its boundary holds"
         advice = "who said it, where and in which order does not change: give it another id, or delete that one first"
-        raise ZeroMemError.of("id", expected, trace.id, advice)
+        raise Conflict.of("id", expected, trace.id, advice)

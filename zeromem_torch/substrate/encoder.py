@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -380,6 +381,52 @@ class CachedEncoder:
             )
 
 
+class RecentTexts:
+    """Any encoder, which is not asked again for the ``most`` texts that were asked for last.
+
+    What it hands out is what the encoder gave, unrounded, and stays in this process.
+    """
+
+    def __init__(self, encoder: Encoder, most: int) -> None:
+        self.encoder, self.most = encoder, most
+        self.hits = self.misses = 0
+        self._held: OrderedDict[tuple[str, bool], tuple[Tensor, ...]] = OrderedDict()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["encoder"], name)
+
+    def encode(self, texts: Sequence[str], *, states: bool = False) -> Encoded:
+        missing = list(dict.fromkeys(text for text in texts if (text, states) not in self._held))
+        self.hits += len(texts) - len(missing)
+        self.misses += len(missing)
+        new = dict(zip(missing, self._rows(missing, states), strict=True))
+        rows = []
+        for text in texts:
+            if (held := new.get(text)) is None:
+                held = self._held[text, states]
+                self._held.move_to_end((text, states))
+            rows.append(held)
+        self._held.update({(text, states): row for text, row in new.items()})
+        while len(self._held) > self.most:
+            self._held.popitem(last=False)
+        if not rows:
+            return self.encoder.encode([], states=states)
+        vectors, counts, *others = (list(part) for part in zip(*rows, strict=True))
+        return Encoded(torch.stack(vectors), torch.stack(counts), *map(_joined, others))
+
+    def _rows(self, texts: Sequence[str], states: bool) -> Iterator[tuple[Tensor, ...]]:
+        """A text's part of each field; copies, so that one that is kept does not keep its whole batch."""
+        if not texts:
+            return
+        encoded = self.encoder.encode(texts, states=states)
+        ends, weighed = encoded.counts.cumsum(0).tolist(), bool(encoded.weights.numel())
+        for i, (count, end) in enumerate(zip(encoded.counts.tolist(), ends, strict=True)):
+            rows = slice(end - count if states else 0, end if states else 0)
+            terms = rows if weighed else slice(0, 0)
+            parts = (encoded.states[rows], encoded.spans[rows], encoded.terms[terms], encoded.weights[terms])
+            yield encoded.vectors[i].clone(), encoded.counts[i], *(part.clone() for part in parts)
+
+
 def load_encoder(name: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> TransformerEncoder:
     """``minilm`` (embedded, offline), ``bge-m3``, or any folder or hub name of an encoder-only model."""
     dtype = dtype or (torch.float32 if device == "cpu" else torch.float16)
@@ -390,6 +437,12 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: torch.dtype | None = 
     if name == "bge-m3":
         return TransformerEncoder("BAAI/bge-m3", pooling="cls", device=device, dtype=dtype)
     return TransformerEncoder(name, device=device, dtype=dtype)
+
+
+def encoder_bytes(encoder: Encoder) -> int:
+    """Bytes of the weights of what is behind any number of caches; 0 where there is no model."""
+    model = getattr(encoder, "model", None)
+    return sum(weight.nbytes for weight in model.parameters()) if isinstance(model, torch.nn.Module) else 0
 
 
 def minilm_folder() -> Path:
