@@ -1,0 +1,1 @@
+"""One process that owns the memory and answers many agents at once, inside a declared budget."""

@@ -1,0 +1,548 @@
+"""One memory, many callers: what each may do is decided here, and all of it is done on the thread that owns the memory.
+
+HTTP and MCP only translate: every operation of theirs is a method of `MemoryService`, which asks first whether the
+caller's key reaches that far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zeromem_torch.answering import Answered
+from zeromem_torch.errors import NotFound, ZeroMemError
+from zeromem_torch.evidence import Evidence
+from zeromem_torch.handles import MemoryManager, execute
+from zeromem_torch.library import CHARACTERS, TOKENS_BESIDE, Page, ZeroMem
+from zeromem_torch.reader import Reader
+from zeromem_torch.scope import Boundary, SearchRequest
+from zeromem_torch.searcher import BYTES_PER_SCORE
+from zeromem_torch.serving.batcher import Batching, MicroBatcher
+from zeromem_torch.serving.cost import Observation
+from zeromem_torch.serving.keys import LOCAL, Caller, Keys
+from zeromem_torch.serving.metrics import Metrics
+from zeromem_torch.serving.refusals import Overloaded, Refusal, TooLarge
+from zeromem_torch.store import Change
+from zeromem_torch.substrate.traces import Trace
+
+if TYPE_CHECKING:
+    from zeromem_torch.serving.budget import Plan
+    from zeromem_torch.serving.vllm import VllmWatch
+
+T = TypeVar("T")
+MANAGERS = 256
+"""Handle sessions that are kept; one that was dropped begins anew, with an empty context log."""
+PROBES = ((1, 8), (8, 8), (32, 8), (1, 96), (8, 96), (32, 96))
+"""Queries and turns of the batches that the cost model is fitted to."""
+LOOK = 0.2
+"""Seconds that a look at the sizes may wait for a batch to end."""
+READS = frozenset({"memory_retrieve", "memory_query", "memory_materialize"})
+"""Operations on handles that change nothing in the record."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one request may ask for, and how much may be under way."""
+
+    body_bytes: int = 4 << 20
+    queries: int = 256
+    messages: int = 1024
+    text_chars: int = 65_536  # of a message
+    query_chars: int = 8_192
+    page: int = 1000  # traces
+    timeout: float = 30.0  # seconds, unless the request says
+    longest_timeout: float = 120.0
+    queue: int = 2048
+    batch: int = 256  # queries searched together
+    batch_tokens: int = 16_384
+    burst_tokens: int = 4_096  # indexed in one step, which no query can interrupt
+    recent_queries: int = 4_096  # whose vectors are kept
+
+
+@dataclass(frozen=True)
+class Added:
+    """Traces that are on disk. A search finds them once the memory's ``indexed_up_to`` has reached ``position``."""
+
+    ids: builtins.list[str]
+    position: int
+    indexed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ids": list(self.ids), "position": self.position, "indexed": self.indexed}
+
+
+class MemoryService:
+    """A memory that is served. All methods belong to one event loop; errors are `ZeroMemError`s.
+
+    `Refusal`s name their status; `NotFound` and `Conflict` are 404 and 409; any other is input that cannot be used.
+    """
+
+    def __init__(
+        self,
+        memory: ZeroMem,
+        *,
+        limits: Limits | None = None,
+        keys: Keys | None = None,
+        metrics: Metrics | None = None,
+        reader: Reader | str = "embedded",
+        plan: Plan | None = None,
+        watch: VllmWatch | None = None,
+        warm_up: bool = True,
+    ) -> None:
+        self.memory, self.keys, self.plan, self.watch = memory, keys, plan, watch
+        self.limits = limits or Limits()
+        self.metrics = metrics or Metrics()
+        self.reader = reader
+        self._warm_up = warm_up
+        own = self.limits
+        batching = Batching(own.batch, own.batch_tokens, memory.workspace, own.queue)
+        self._batcher: MicroBatcher[SearchRequest, Evidence] = MicroBatcher(
+            self._search, batching, metrics=self.metrics
+        )
+        self._batcher.background = self._index
+        if watch is not None:
+            self._batcher.share = watch.share
+        # A local reader computes here, one question list at a time; one behind a server takes many.
+        here = not isinstance(reader, str) or reader == "embedded" or reader.startswith(("hf:", "vllm:"))
+        self._readers = asyncio.Semaphore(1 if here else 32)
+        self._managers: OrderedDict[tuple[str, str, str], MemoryManager] = OrderedDict()
+        self._waiters: dict[asyncio.Future[None], int] = {}  # what waits for an index position
+        self._position = 0  # up to which the index is known to be; the memory itself is not asked from the event loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._state = "starting"
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin to answer: what batches cost is measured first, on made text, which also compiles what will run."""
+        self._loop = asyncio.get_running_loop()
+        if self.limits.recent_queries:
+            await asyncio.to_thread(self.memory.remember_queries, self.limits.recent_queries)
+        if self._warm_up:
+            self._batcher.cost.fit(await asyncio.to_thread(_observed, self.memory, self.limits))
+        if self.watch is not None:
+            self.watch.start()
+        self._batcher.start()
+        self._batcher.poke()
+        self._state = ""
+
+    async def stop(self, drain_seconds: float = 30.0) -> bool:
+        """Refuse what comes, finish what waits, and index while there is time; whether nothing was left to do."""
+        self._state = "closing"
+        done = await self._batcher.drain(drain_seconds)
+        if self.watch is not None:
+            self.watch.stop()
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(None)
+        return done
+
+    @property
+    def ready(self) -> str:
+        """Why requests would not be answered at once; "" if they are."""
+        return self._state
+
+    def authenticate(self, secret: str | None) -> Caller:
+        """Who this secret belongs to; without keys everybody is `LOCAL`."""
+        return self.keys.authenticate(secret) if self.keys else LOCAL
+
+    # Writing
+
+    async def add(
+        self,
+        caller: Caller,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        boundary: str | None = None,
+        session: str | None = None,
+        timestamp: str | float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        idempotency_key: str | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> Added:
+        """Store messages, all or none; on disk when this returns. ``wait``: and indexed, unless time runs out first.
+
+        Under an ``idempotency_key`` a message without an id gets one that the key and its place decide: sent again,
+        after a crash too, it is there already, and another text under the same key is a conflict.
+        """
+        deadline = self._deadline(timeout)
+        self._count("messages", messages, self.limits.messages)
+        whole = []
+        for place, message in enumerate(messages):
+            if not isinstance(message, Mapping):
+                raise ZeroMemError.of(f"message {place}", "an object", message, 'send {"text": ..., "boundary": ...}')
+            home = message.get("boundary", boundary)
+            if not isinstance(home, str):
+                raise ZeroMemError.of(f"message {place}, boundary", "a name", home, "say whose memory it is")
+            caller.check("write", home)
+            for value in message.values():
+                self._short(f"message {place}", value, self.limits.text_chars)
+            given = dict(message)
+            if idempotency_key is not None and given.get("id") is None:
+                given["id"] = _derived(caller.name, idempotency_key, place)
+            whole.append(given)
+        store = partial(
+            self.memory.add,
+            whole,
+            boundary=boundary,
+            session=session,
+            timestamp=timestamp,
+            metadata=metadata,
+            actor=caller.name,
+            overwrite=overwrite,
+            index=False,
+        )
+        added = await self._batcher.call(lambda: self._added(store()), deadline=deadline)
+        if added.indexed:
+            return added
+        self._batcher.poke()
+        return replace(added, indexed=wait and await self._indexed(added.position, deadline))
+
+    def _added(self, ids: builtins.list[str]) -> Added:
+        return Added(ids, self.memory.stored_up_to, not self.memory.waiting)
+
+    async def update(
+        self,
+        caller: Caller,
+        id: str,
+        changes: Mapping[str, Any],
+        *,
+        boundary: str | None = None,
+        timeout: float | None = None,
+    ) -> Trace:
+        """Change some fields; what an update cannot change is an error."""
+        for reserved in ("id", "boundary", "actor", "index"):
+            if reserved in changes:
+                raise ZeroMemError.of("update", "fields that may change", reserved, "leave it out")
+        for value in changes.values():
+            self._short("update", value, self.limits.text_chars)
+
+        def do(home: str) -> Trace:
+            return self.memory.update(id, boundary=home, actor=caller.name, index=False, **changes)
+
+        after = await self._at_home(caller, "write", id, boundary, do, timeout)
+        self._batcher.poke()
+        return after
+
+    async def delete(
+        self,
+        caller: Caller,
+        id: str,
+        *,
+        boundary: str | None = None,
+        purge: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Remove a trace; with ``purge``, which is an admin's, out of every file."""
+
+        def do(home: str) -> None:
+            self.memory.delete(id, boundary=home, actor=caller.name, purge=purge)
+
+        await self._at_home(caller, "admin" if purge else "write", id, boundary, do, timeout, ever=purge)
+
+    async def delete_boundary(
+        self, caller: Caller, boundary: Boundary, *, purge: bool = False, timeout: float | None = None
+    ) -> int:
+        """Remove all traces of a boundary ("acme/": and below); returns their number."""
+        caller.check("admin" if purge else "write", boundary)
+        do = partial(self.memory.delete_all, boundary=boundary, actor=caller.name, purge=purge)
+        return await self._batcher.call(do, deadline=self._deadline(timeout))
+
+    # Reading
+
+    async def search(
+        self, caller: Caller, requests: Sequence[SearchRequest], *, timeout: float | None = None
+    ) -> builtins.list[Evidence]:
+        """Evidence for each request; one that cannot be used is an error that names its number."""
+        deadline = self._deadline(timeout)
+        self._count("queries", requests, self.limits.queries)
+        for number, request in enumerate(requests):
+            caller.check("read", request.boundary)
+            self._short(f"query {number}", request.query, self.limits.query_chars)
+        found = await self._batcher.submit(requests, [self._size(request) for request in requests], deadline=deadline)
+        answers: builtins.list[Evidence] = []
+        for number, one in enumerate(found):
+            if isinstance(one, ZeroMemError):
+                if len(requests) == 1 or isinstance(one, Refusal):
+                    raise one
+                raise type(one)(f"query {number}: {one}")
+            answers.append(one)
+        return answers
+
+    def _search(self, requests: Sequence[SearchRequest]) -> builtins.list[Evidence | ZeroMemError]:
+        return self.memory.search_each(requests)
+
+    async def answer(
+        self,
+        caller: Caller,
+        requests: Sequence[SearchRequest],
+        *,
+        reader_budget: int | None = None,
+        calibrate: bool = True,
+        abstain: bool = False,
+        timeout: float | None = None,
+    ) -> builtins.list[Answered]:
+        """Answers from the evidence of each request, by the reader this server was started with."""
+        deadline = self._deadline(timeout)
+        evidence = await self.search(caller, requests, timeout=timeout)
+        read = partial(
+            self.memory.answer_from,
+            evidence,
+            reader=self.reader,
+            reader_budget=reader_budget,
+            calibrate=calibrate,
+            abstain=abstain,
+        )
+
+        async def ask() -> builtins.list[Answered]:
+            async with self._readers:
+                return await asyncio.to_thread(read)
+
+        return await _until(ask(), deadline, "the reader's answer")
+
+    async def get(self, caller: Caller, id: str, *, boundary: str | None = None, timeout: float | None = None) -> Trace:
+        return await self._at_home(
+            caller, "read", id, boundary, lambda home: self.memory.get(id, boundary=home), timeout
+        )
+
+    async def history(
+        self, caller: Caller, id: str, *, boundary: str | None = None, timeout: float | None = None
+    ) -> builtins.list[Change]:
+        return await self._at_home(
+            caller, "read", id, boundary, lambda home: self.memory.history(id, boundary=home), timeout, ever=True
+        )
+
+    async def list(
+        self,
+        caller: Caller,
+        *,
+        boundary: Boundary | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        prefix: str = "",
+        timeout: float | None = None,
+    ) -> Page:
+        """Traces in the order they came; without a boundary, all that the caller may read."""
+        if isinstance(limit, int) and limit > self.limits.page:
+            raise TooLarge.of("limit", f"at most {self.limits.page}", limit, "follow next_cursor for more")
+        if boundary is not None:
+            caller.check("read", boundary)
+        else:
+            self._has(caller, "read")
+
+        def do() -> Page:
+            asked = boundary
+            if asked is None and caller.boundaries is not None:
+                asked = caller.visible(self.memory.boundaries)
+                if not asked:
+                    return Page((), None)
+            return self.memory.list(boundary=asked, cursor=cursor, limit=limit, prefix=prefix)
+
+        return await self._batcher.call(do, deadline=self._deadline(timeout))
+
+    async def handle(
+        self,
+        caller: Caller,
+        operation: str,
+        arguments: Mapping[str, Any],
+        *,
+        boundary: str,
+        session: str = "",
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """A memory operation by typed reference (`zeromem_torch.handles.TOOLS`), in one session of the caller's."""
+        caller.check("read" if operation in READS else "write", boundary)
+        for value in arguments.values():
+            self._short("value", value, self.limits.text_chars)
+        call = {"name": operation, "arguments": dict(arguments)}
+
+        def do() -> dict[str, Any]:
+            return execute(self._manager(caller.name, boundary, session), call)
+
+        result = await self._batcher.call(do, deadline=self._deadline(timeout))
+        if isinstance(error := result.get("error"), dict):
+            raise (NotFound if error.get("code") == "not_found" else ZeroMemError)(str(error.get("message")))
+        return result
+
+    def _manager(self, caller: str, boundary: str, session: str) -> MemoryManager:
+        key = (caller, boundary, session)
+        if key not in self._managers:
+            self._managers[key] = MemoryManager(self.memory, boundary=boundary, session=session or "served")
+            if len(self._managers) > MANAGERS:
+                self._managers.popitem(last=False)
+        self._managers.move_to_end(key)
+        return self._managers[key]
+
+    # The server itself
+
+    async def status(self, caller: Caller) -> dict[str, Any]:
+        """Counts of what the caller may read, and how far the index is; positions are numbers of the whole memory."""
+
+        def do() -> dict[str, Any]:
+            own = caller.visible(self.memory.boundaries)
+            counts = self.memory.counts
+            return {
+                "traces": sum(counts[name] for name in own),
+                "boundaries": len(own),
+                "stored_up_to": self.memory.stored_up_to,
+                "indexed_up_to": self.memory.indexed_up_to,
+                "encoder": self.memory.encoder.fingerprint,
+            }
+
+        found = await self._batcher.call(do, deadline=self._deadline(None))
+        return {**found, "ready": not self._state}
+
+    async def release_memory(self, caller: Caller) -> None:
+        """Drop all that can be read again from disk; for who may do everything everywhere."""
+        caller.check("admin", "/")
+        await self._batcher.call(self.memory.release_memory, deadline=self._deadline(None))
+
+    async def exposition(self) -> tuple[bytes, str]:
+        """Metrics as Prometheus reads them. Sizes are looked at between batches, or are a little old."""
+        with contextlib.suppress(Overloaded):
+            await self._batcher.call(self._look, deadline=time.monotonic() + LOOK)
+        self.metrics.queue(self._batcher.depth)
+        if self.watch is not None:
+            self.metrics.vllm(self.watch.running, self.watch.waiting)
+        return self.metrics.render()
+
+    def _look(self) -> None:
+        """What is measured by looking; on the memory's thread, as all that reads the memory is."""
+        memory, metrics = self.memory, self.metrics
+        metrics.stages(dict(memory.timings))
+        metrics.lru(*memory.cache_hits)
+        for part, nbytes in memory.held_bytes().items():
+            metrics.held(part, nbytes)
+        metrics.backlog(memory.waiting, memory.stored_up_to, memory.indexed_up_to)
+
+    # Indexing
+
+    def _index(self) -> bool:
+        """One bounded step, on the memory's thread."""
+        self.memory.index_some(self.limits.burst_tokens)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._tell, self.memory.indexed_up_to)
+        return self.memory.waiting > 0
+
+    def _tell(self, position: int) -> None:
+        self._position = position
+        for future, wanted in list(self._waiters.items()):
+            if wanted <= position and not future.done():
+                future.set_result(None)
+
+    async def _indexed(self, position: int, deadline: float) -> bool:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[future] = position
+        try:
+            if self._position < position:
+                await asyncio.wait_for(future, max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return False
+        finally:
+            del self._waiters[future]
+        return self._position >= position
+
+    # What every method needs
+
+    def _deadline(self, timeout: float | None) -> float:
+        own = self.limits
+        if timeout is None:
+            return time.monotonic() + own.timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= own.longest_timeout:
+            raise ZeroMemError.of("timeout", f"seconds, at most {own.longest_timeout:g}", timeout, "leave it out")
+        return time.monotonic() + timeout
+
+    async def _at_home(
+        self,
+        caller: Caller,
+        scope: str,
+        id: str,
+        boundary: str | None,
+        do: Callable[[str], T],
+        timeout: float | None,
+        *,
+        ever: bool = False,
+    ) -> T:
+        """Do it to the trace of this id: in the boundary named, else in the only one of the caller's that has it."""
+        if boundary is not None:
+            caller.check(scope, boundary)
+        else:
+            self._has(caller, scope)
+        self._short("id", id, self.limits.query_chars)
+
+        def found() -> T:
+            if boundary is not None:
+                return do(boundary)
+            homes = [name for name in self.memory.homes(id, ever=ever) if caller.may(scope, name)]
+            if len(homes) > 1:
+                raise ZeroMemError.of("id", "one that a single boundary holds", id, "name its boundary too")
+            if not homes:
+                raise NotFound.of("id", "one that is there, for this key", id, "list what there is")
+            return do(homes[0])
+
+        return await self._batcher.call(found, deadline=self._deadline(timeout))
+
+    def _has(self, caller: Caller, scope: str) -> None:
+        """Refuse a key that may do this nowhere."""
+        caller.check(scope, caller.boundaries[:1] if caller.boundaries else "anywhere")
+
+    def _size(self, request: SearchRequest) -> tuple[int, int]:
+        """About how many tokens and bytes of workspace a query takes."""
+        names = [request.boundary] if isinstance(request.boundary, str) else request.boundary
+        counts = self.memory.counts
+        units = sum(len(self.memory) if name.endswith("/") else counts.get(name, 0) for name in names)
+        return len(request.query) // CHARACTERS + TOKENS_BESIDE, BYTES_PER_SCORE * max(1, units)
+
+    def _count(self, name: str, given: Sequence[object], most: int) -> None:
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
+            raise ZeroMemError.of(name, "a list of at least one", given, "send one or more")
+        if len(given) > most:
+            raise TooLarge.of(name, f"at most {most} in a request", len(given), "send them in several")
+
+    def _short(self, name: str, value: object, most: int) -> None:
+        if isinstance(value, str) and len(value) > most:
+            raise TooLarge.of(name, f"at most {most} characters", value, "split it")
+
+
+async def _until(work: Coroutine[Any, Any, T], deadline: float, what: str) -> T:
+    try:
+        return await asyncio.wait_for(work, max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        message = f"deadline: expected {what} in time, got none; allow more time, or try again later"
+        raise Overloaded(message, reason="deadline", retry_after=5.0) from None
+
+
+def _derived(caller: str, key: str, place: int) -> str:
+    """An id that cannot be guessed from another caller's key."""
+    return "ik-" + blake2b(repr((caller, key, place)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _observed(memory: ZeroMem, limits: Limits) -> builtins.list[Observation]:
+    """What some batches took, on made text in a memory of its own: no caller's text is touched."""
+    made = ZeroMem(memory.config, encoder=memory.encoder, device=memory.device, workspace=memory.workspace)
+    for turns in {turns for _, turns in PROBES}:
+        texts = [f"On day {turn} we met at the {turn % 7}th bridge to plan the trip." for turn in range(turns)]
+        made.add(texts, boundary=str(turns), session="one")
+    seen = []
+    for again in range(2):  # what is compiled when it first runs is not what a batch costs
+        for queries, turns in PROBES:
+            asked = [SearchRequest(f"When did we plan trip {again} of {i}?", str(turns)) for i in range(queries)]
+            start = time.perf_counter()
+            made.search_each(asked)
+            spent = time.perf_counter() - start
+            tokens = sum(len(one.query) // CHARACTERS + TOKENS_BESIDE for one in asked)
+            if again:
+                seen.append((float(tokens), float(queries * turns * BYTES_PER_SCORE), spent))
+    return seen
