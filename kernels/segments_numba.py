@@ -1,13 +1,19 @@
-"""The best rows of each segment on the CPU, by a histogram of scores instead of a sort of all of them.
+"""Min-max and the best rows of each segment on the CPU.
 
-The twin of `segment_topk`. Scores become whole steps; a histogram of them says down to which bucket the best ``k`` lie;
-only rows of those buckets are kept, in their order, and sorted by counting digits, which keeps equal ones in it.
+`minmax` is the twin of `segment_minmax`: two looks at a segment while it is in the cache, in the arithmetic of the
+definition.
+
+`topk` is the twin of `segment_topk`, by a histogram of scores instead of a sort of all of them. Scores become whole
+steps; a histogram of them says down to which bucket the best ``k`` lie; only rows of those buckets are kept, in their
+order, and sorted by counting digits, which keeps equal ones in it.
 """
 
 # What numba compiles has no annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-unreachable
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,14 +52,68 @@ def topk(
         steps, kept = np.empty(longest, np.int64), np.empty((2, 2, longest), np.uint32)
         _topk(*arrays, first, last, step, farthest, steps, kept)
 
-    workers = min(slots, torch.get_num_threads()) if scores.numel() > INLINE else 1
-    if workers == 1:
-        run(0, slots)
-    else:
-        edges = [slots * part // workers for part in range(workers + 1)]
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(run, edges[:-1], edges[1:]))
+    _in_parts(run, slots, scores.numel())
     return out
+
+
+def minmax(
+    values: Tensor,  # [slots, rows]
+    ptr: tuple[int, ...],  # rows of segment m: ptr[m] to ptr[m + 1]
+    present: Tensor | None,  # [slots, rows]
+    step: float,  # rows that span no more than this are equal
+) -> Tensor:
+    """Values of the present rows brought to [0, 1] in each segment, 1 where all are equal, 0 where none is present."""
+    given = values.detach().contiguous()
+    out = torch.empty_like(given)
+    held = torch.ones(0, 0, dtype=torch.bool) if present is None else present.contiguous()
+    arrays = given.numpy(), np.array(ptr), held.numpy(), out.numpy(), step
+    _in_parts(partial(_minmax, *arrays), len(given), given.numel())
+    return out
+
+
+def _in_parts(run: Callable[[int, int], None], slots: int, size: int) -> None:
+    """Run it over all slots, a stretch of them a thread where there is enough to do."""
+    workers = min(slots, torch.get_num_threads()) if size > INLINE else 1
+    if workers <= 1:
+        run(0, slots)
+        return
+    edges = [slots * part // workers for part in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(run, edges[:-1], edges[1:]))
+
+
+@njit(nogil=True, cache=True)
+def _minmax(values, ptr, present, out, step, first, last):
+    one, zero = values.dtype.type(1), values.dtype.type(0)
+    for slot in range(first, last):
+        for m in range(len(ptr) - 1):
+            own, to = values[slot, ptr[m] : ptr[m + 1]], out[slot, ptr[m] : ptr[m + 1]]
+            if len(present):
+                there = present[slot, ptr[m] : ptr[m + 1]]
+                least, most = values.dtype.type(np.inf), values.dtype.type(-np.inf)
+                for i in range(len(own)):
+                    if there[i]:
+                        least, most = min(least, own[i]), max(most, own[i])
+                span = most - least
+                for i in range(len(own)):
+                    if not there[i]:
+                        to[i] = zero
+                    elif span > step:
+                        to[i] = (own[i] - least) / span
+                    else:
+                        to[i] = one
+            elif len(own):
+                least, most = own[0], own[0]
+                for i in range(1, len(own)):
+                    least = own[i] if own[i] < least else least
+                    most = own[i] if own[i] > most else most
+                span = most - least
+                if span > step:
+                    for i in range(len(own)):
+                        to[i] = (own[i] - least) / span
+                else:
+                    for i in range(len(own)):
+                        to[i] = one
 
 
 @njit(nogil=True, cache=True)

@@ -433,16 +433,24 @@ def segment_sum(
 
 
 def segment_minmax(
-    values: Float[Tensor, "slots rows"], axis: Axis, present: Bool[Tensor, "slots rows"] | None = None
+    values: Float[Tensor, "slots rows"],
+    axis: Axis,
+    present: Bool[Tensor, "slots rows"] | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "slots rows"]:
     """Min-max over the present rows of each segment (Eq. 12); an absent row gets 0, and all get 1 when all are equal.
 
     Rows that span less than ``SCORE_STEP`` count as equal, or rounding would be blown up to the full range. Values are
     finite where they are present.
     """
+    if _plain(values) and not torch.compiler.is_compiling():
+        choice = choose("segments", backend, device=values.device, dtype=values.dtype)
+        if choice.name != "torch":
+            found: Tensor = kernel("segments", choice.name).minmax(values, axis.ptr, present, SCORE_STEP)
+            return found
     if 1 < axis.segments < values.numel() / WORTH_A_CALL and values.device.type == "cpu":
         parts = [
-            segment_minmax(values[:, a:b], part, None if present is None else present[:, a:b])
+            segment_minmax(values[:, a:b], part, None if present is None else present[:, a:b], "torch")
             for part, (a, b) in zip(axis.parts, pairwise(axis.ptr), strict=True)
         ]
         return torch.cat(parts, dim=1)

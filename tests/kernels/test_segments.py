@@ -6,7 +6,7 @@ from builders import SIZES, Dice
 from torch import Tensor
 
 from zeromem_torch.backends import kernel
-from zeromem_torch.bank import SCORE_STEP, axis_of, segment_topk
+from zeromem_torch.bank import SCORE_STEP, axis_of, segment_minmax, segment_topk
 
 RAGGED = (3, 0, 1, 7, 129, 0)
 
@@ -70,3 +70,31 @@ def test_scores_of_half_precision_are_left_to_torch() -> None:
     assert refuses(torch.device("cpu"), torch.float32, {}) is None
     assert "float32" in refuses(torch.device("cpu"), torch.float16, {})
     assert segment_topk(torch.tensor([[0.5, 1.0]]).half(), axis_of([2]), 1).tolist() == [[[1]]]
+
+
+@pytest.mark.parametrize("sizes", [*((size,) for size in SIZES), (3000,), RAGGED])
+@pytest.mark.parametrize("kind", ["all different", "many ties", "all equal", "about a step apart", "halves of a step"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_minmax_is_that_of_the_definition_to_the_bit(
+    sizes: tuple[int, ...], kind: str, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(kernel("segments", "numba"), "INLINE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    axis, given = axis_of(sizes), scores(kind, 4, sum(sizes)).to(dtype)
+    present = Dice(1).uniform(4, sum(sizes)) < 0.5
+    present[2] = False
+    for mask in (None, present):
+        found, expected = (segment_minmax(given, axis, mask, backend) for backend in ("numba", "torch"))
+        assert torch.equal(found, expected)
+        turned = segment_minmax(given.T.contiguous().T, axis, mask, "numba")  # whatever way it lies
+        assert torch.equal(turned, expected)
+
+
+def test_an_absent_row_may_hold_anything() -> None:
+    pytest.importorskip("numba")
+    given = torch.tensor([[torch.nan, 1.0, torch.inf, 3.0]])
+    present = torch.tensor([[False, True, False, True]])
+    for backend in ("numba", "torch"):
+        assert segment_minmax(given, axis_of([4]), present, backend).tolist() == [[0.0, 0.0, 0.0, 1.0]]

@@ -28,12 +28,18 @@ class DenseScores(nn.Module):
         self, queries: Float[Tensor, "slots memories dim"], vectors: Float[Tensor, "rows dim"], axis: Axis
     ) -> Float[Tensor, "slots rows"]:
         step = STRETCH if vectors.device.type == "cpu" else max(1, axis.longest)
-        scores = [
-            queries[:, m] @ vectors[first : min(first + step, stop)].to(queries.dtype).T
+        stretches = [
+            (m, first, min(first + step, stop))
             for m, (start, stop) in enumerate(pairwise(axis.ptr))
             for first in range(start, stop, step)
         ]
-        return _joined(scores, 1) if scores else queries.new_zeros(queries.shape[0], 0)
+        if torch.is_grad_enabled() and (queries.requires_grad or vectors.requires_grad):
+            scores = [queries[:, m] @ vectors[first:stop].to(queries.dtype).T for m, first, stop in stretches]
+            return _joined(scores, 1) if scores else queries.new_zeros(queries.shape[0], 0)
+        out = queries.new_empty(queries.shape[0], axis.size)
+        for m, first, stop in stretches:  # each written where it belongs: joining them would be another pass
+            torch.mm(queries[:, m], vectors[first:stop].to(queries.dtype).T, out=out[:, first:stop])
+        return out
 
 
 class MaxSim(nn.Module):
