@@ -3,9 +3,9 @@
 `minmax` is the twin of `segment_minmax`: two looks at a segment while it is in the cache, in the arithmetic of the
 definition.
 
-`topk` is the twin of `segment_topk`, by a histogram of scores instead of a sort of all of them. Scores become whole
-steps; a histogram of them says down to which bucket the best ``k`` lie; only rows of those buckets are kept, in their
-order, and sorted by counting digits, which keeps equal ones in it.
+`topk` is the twin of `segment_topk`, without a sort of all scores. They become whole steps; a histogram of them says
+down to which bucket the best ``k`` lie; only rows of those buckets are kept, in their order, and sorted by counting
+digits, which keeps equal ones in it. A heap of the best is no faster, whatever ``k``.
 """
 
 # What numba compiles has no annotations.
@@ -22,7 +22,8 @@ from numba import njit
 from torch import Tensor
 
 INLINE = 1 << 15  # scores up to which a second thread would cost more than it brings
-BUCKETS = 1 << 11
+BUCKETS, SMALL_BUCKETS = 1 << 11, 1 << 8
+SMALL = 1 << 11  # rows that fewer buckets do for
 DIGIT = 8  # bits
 
 
@@ -145,15 +146,16 @@ def _kept(steps, present, k, kept):
             least, most = min(least, steps[i]), max(most, steps[i])
     if least > most:
         return 0
+    buckets = SMALL_BUCKETS if len(steps) <= SMALL else BUCKETS
     shift = 0
-    while (most - least) >> shift >= BUCKETS:
+    while (most - least) >> shift >= buckets:
         shift += 1
-    held = np.zeros(BUCKETS, np.int32)
+    held = np.zeros(buckets, np.int32)
     for i in range(len(steps)):
         if not some or present[i]:
             held[(most - steps[i]) >> shift] += 1
     bucket, total = 0, held[0]
-    while total < k and bucket < BUCKETS - 1:
+    while total < k and bucket < buckets - 1:
         bucket += 1
         total += held[bucket]
     farthest = ((bucket + 1) << shift) - 1

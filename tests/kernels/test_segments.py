@@ -38,7 +38,7 @@ def test_it_ranks_as_the_definition(sizes: tuple[int, ...], kind: str, dtype: to
     axis, given = axis_of(sizes), scores(kind, 3, sum(sizes)).to(dtype)
     present = Dice(1).uniform(3, sum(sizes)) < 0.5
     present[2] = False
-    for k in (1, 5, 256, 4000):
+    for k in (1, 2, 5, 32, 64, 65, 256, 4000):
         for mask in (None, present):
             found, expected = (segment_topk(given, axis, k, mask, backend) for backend in ("numba", "torch"))
             assert torch.equal(found, expected)
