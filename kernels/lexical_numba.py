@@ -150,39 +150,40 @@ def _best(first: int, last: int, given: Any, step: Any, segments: Any, value: An
 
 
 _LAST_ROW = 0x7FFFFFFF
-_LOWEST = -0x80000000
+BUCKETS = 1 << 9
 
 
 @njit(nogil=True, cache=True)
 def _top(sums: Any, k: int, keys: Any) -> int:
     """Keys of the ``k`` highest sums, in order, to the front of ``keys``; returns how many there are.
 
-    A key is a sum and, in its lower half, the row from the end. Most rows are never looked at one by one: where ``k``
-    blocks of rows hold something as high as ``bar``, what is below it is not among the ``k`` highest.
+    A key is a sum and, in its lower half, the row from the end. A histogram says down to which bucket the ``k`` highest
+    lie; only what is in those buckets is sorted. Most rows hold no term, and of those with the lowest sum of all the
+    first ``k`` are enough.
     """
-    size = max(1, len(sums) // (2 * k))
-    blocks = len(sums) // size
-    bar = np.int64(_LOWEST)
-    peaks = np.empty(blocks, np.int64)
-    for b in range(blocks):
-        block = sums[b * size : (b + 1) * size]
-        peak = np.int64(_LOWEST)
-        for i in range(len(block)):
-            peak = max(peak, np.int64(block[i]))
-        peaks[b] = keys[b] = peak
-    if blocks >= k:
-        _order(keys, blocks, k)
-        bar = keys[k - 1]
+    least, most = np.int64(2**62), np.int64(-(2**62))
+    for one in sums:
+        least, most = min(least, np.int64(one)), max(most, np.int64(one))
+    shift = 0
+    while (most - least) >> shift >= BUCKETS:
+        shift += 1
+    counts = np.zeros(BUCKETS, np.int32)
+    for one in sums:
+        counts[np.uint64((most - np.int64(one)) >> shift)] += 1
+    bucket, total = 0, counts[0]
+    while total < k and bucket < BUCKETS - 1:
+        bucket += 1
+        total += counts[bucket]
+    bar = most - (((bucket + 1) << shift) - 1)
     held = ties = 0
-    for b in range(blocks + 1):
-        if b < blocks and peaks[b] < bar:
-            continue
-        block = sums[b * size : (b + 1) * size]
-        for i in range(len(block)):
-            if block[i] > bar or (block[i] == bar and ties < k):
-                ties += block[i] == bar
-                keys[held] = (np.int64(block[i]) << 32) | (_LAST_ROW - (b * size + i))
-                held += 1
+    for i in range(len(sums)):
+        if sums[i] >= bar:
+            lowest = sums[i] == least
+            if lowest and ties >= k:
+                continue
+            ties += lowest
+            keys[held] = (np.int64(sums[i]) << 32) | (_LAST_ROW - i)
+            held += 1
     _order(keys, held, min(k, held))
     return min(k, held)
 
