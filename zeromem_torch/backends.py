@@ -7,9 +7,9 @@ take every input says so itself: a function ``refuses(device, dtype, sizes)`` re
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -38,7 +38,12 @@ class Choice:
     """A back end, and why: what speaks for it, and for each other one why it was not taken."""
 
     name: str
-    reasons: Mapping[str, str]
+    tried: Mapping[str, str]
+    untried: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)  # for people: looked up if they ask
+
+    @cached_property
+    def reasons(self) -> Mapping[str, str]:
+        return {**self.tried, **self.untried()}
 
     def __str__(self) -> str:
         others = [f"{name}: {why}" for name, why in self.reasons.items() if name != self.name]
@@ -79,11 +84,19 @@ def choose(
             kind = device.type.upper()
             reasons[name] = f"runs on any device, {kind} too" if name == "torch" else f"the fastest on {kind}"
             break
+    return Choice(name, reasons, partial(_untried, operator, name, device, order, frozenset(reasons)))
+
+
+def _untried(
+    operator: str, name: str, device: torch.device, order: Sequence[str], tried: Collection[str]
+) -> Mapping[str, str]:
+    """Why each of the others was not even tried."""
+    reasons = {}
     for other in BACKENDS[1:]:
-        if other not in reasons:
+        if other not in tried:
             why = _refusal_by_place(operator, other, device)
             reasons[other] = why or ("only if asked for" if other not in order else f"{name} comes first")
-    return Choice(name, reasons)
+    return reasons
 
 
 def explain(
