@@ -239,7 +239,7 @@ def _collect(pipeline: ZeroMemPipeline, found: Sequence[tuple[Batch, Views, Sele
     for group, views, chosen in found:
         writer = EvidenceWriter(group, views, chosen, (fusion.graph_contrast, fusion.hierarchy_contrast))
         for slot, m in group.batch.filled.nonzero().tolist():
-            writer.evidence(slot, m, group.profiles[int(group.batch.query[slot, m])], chosen.result[slot, m])
+            writer.evidence(slot, m, group.profiles[int(group.batch.query[slot, m])])
 
 
 STAGES: Mapping[str, tuple[str, str]] = {

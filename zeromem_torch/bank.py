@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Self
 
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -226,6 +227,9 @@ def axis_of(sizes: Sequence[int], device: torch.device | str = "cpu") -> Axis:
     return Axis((0, *accumulate(sizes)), segment)
 
 
+_READ_SINGLY = ("unit_tokens", "unit_session", "unit_position", "unit_asks", "unit_leans", "unit_node")
+
+
 @dataclass(frozen=True)
 class MemoryBank:
     """The index of several memories with their offsets on every axis."""
@@ -245,6 +249,13 @@ class MemoryBank:
     @property
     def device(self) -> torch.device:
         return self.index.unit_session.device
+
+    @cached_property
+    def host(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Small tensors of the index and the graph where Python reads single numbers of them."""
+        tensors = {name: getattr(self.index, name) for name in _READ_SINGLY}
+        tensors |= {"adjacency.crow": self.adjacency.crow, "adjacency.col": self.adjacency.col}
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
     def on_nodes(
         self, units: Float[Tensor, "slots units"], entities: Float[Tensor, "slots entities"]

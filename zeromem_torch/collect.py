@@ -1,9 +1,10 @@
 """Ranked rows -> evidence that names its traces, and says why each is there."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zeromem_torch.bank import SCORE_STEP, MemoryBank
@@ -28,7 +29,11 @@ class Batch:
 
 
 class EvidenceWriter:
-    """Turns ranked rows into evidence; with ``explain``, each piece with what its score is made of."""
+    """Turns ranked rows into evidence; with ``explain``, each piece with what its score is made of.
+
+    Whatever is said of a ranked unit is gathered for all of them at once: a device is asked a few times, not for every
+    number.
+    """
 
     def __init__(
         self, group: Batch, views: Views, chosen: Selection, contrasts: tuple[float, float], *, explain: bool = False
@@ -36,15 +41,22 @@ class EvidenceWriter:
         self.contrasts, self.explain = contrasts, explain
         self.memories, self.bank, self.batch = group.memories, group.bank, group.batch
         self.views, self.chosen = views, chosen
-        self.tokens = group.bank.unit_tokens.tolist()
+        self._lists = {name: getattr(chosen, name).cpu().numpy() for name in ("main", "closed", "result")}
+        self._said = self._gathered()
+        self._weight, self._reset = views.graph_weight.cpu().numpy(), views.reset_reason.cpu().numpy()
+        self._relational = (self.batch.relational > self.batch.local).cpu().numpy()
 
-    def evidence(self, slot: int, m: int, profile: QueryProfile, result: Tensor) -> Evidence:
-        weight = float(self.views.graph_weight[slot, m])
-        relational = bool(self.batch.relational[slot, m] > self.batch.local[slot, m])
-        main = [row for row in self.chosen.main[slot, m].tolist() if row >= 0]
+    def evidence(self, slot: int, m: int, profile: QueryProfile) -> Evidence:
+        weight, relational = float(self._weight[slot, m]), bool(self._relational[slot, m])
+        ranked = {name: [row for row in rows[slot, m].tolist() if row >= 0] for name, rows in self._lists.items()}
+        query = _Query(slot, m, ranked["main"])
+        made: dict[int, EvidenceItem] = {}
 
-        def items(rows: Tensor) -> list[EvidenceItem]:
-            return [self._item(slot, m, row, main) for row in rows.tolist() if row >= 0]
+        def items(name: str) -> list[EvidenceItem]:
+            for row in ranked[name]:
+                if row not in made:
+                    made[row] = self._item(query, row)
+            return [made[row] for row in ranked[name]]
 
         return Evidence(
             query=profile.text,
@@ -53,43 +65,60 @@ class EvidenceWriter:
             rho=round(weight if relational else 1 - weight, 6),
             reasons=(
                 f"form: {profile.relational:g} for hops, {profile.local:g} for one place",
-                f"walk from {RESET_REASONS[int(self.views.reset_reason[slot, m])]}",
+                f"walk from {RESET_REASONS[int(self._reset[slot, m])]}",
             ),
-            main=items(self.chosen.main[slot, m]),
-            closed=items(self.chosen.closed[slot, m]),
-            items=items(result),
+            main=items("main"),
+            closed=items("closed"),
+            items=items("result"),
             answer_types=tuple(str(kind.name).lower() for kind in profile.answer_types),
             subjects=profile.subjects,
         )
 
-    def _item(self, slot: int, m: int, row: int, main: Sequence[int]) -> EvidenceItem:
-        memory = self.memories[m]
-        unit = row - self.bank.axes["units"].ptr[m]
+    def _gathered(self) -> dict[tuple[int, int], tuple[float, ...]]:
+        """Of each slot and ranked row: final, graph, hierarchy, cosine, fused and both supports."""
+        pairs = {
+            (slot, row)
+            for rows in self._lists.values()
+            for slot, own in enumerate(rows.reshape(len(rows), -1).tolist())
+            for row in own
+            if row >= 0
+        }
+        views, chosen = self.views, self.chosen
+        wanted = (
+            chosen.ranked, views.graph, views.hierarchy, views.signals["cosine"],
+            chosen.fused, chosen.support.neighbour, chosen.support.graph,
+        )  # fmt: skip
+        slots, rows = torch.tensor(sorted(pairs), dtype=torch.long).reshape(-1, 2).T.to(chosen.ranked.device)
+        said = torch.stack([scores[slots, rows].double() for scores in wanted], dim=1).tolist()
+        return dict(zip(sorted(pairs), map(tuple, said), strict=True))
+
+    def _item(self, query: "_Query", row: int) -> EvidenceItem:
+        slot, m = query.slot, query.m
+        memory, first = self.memories[m], self.bank.axes["units"].ptr[m]
+        unit = row - first
         trace = memory.turns.traces[unit]
         start, end = memory.best_span(unit, self.batch.vectors[slot, m])
-        reason, source = self._reason(slot, row, main)
-        score, parts = float(self.chosen.ranked[slot, row]), self._parts(slot, row)
+        score, graph, hierarchy, cosine, *parts = self._said[slot, row]
+        named = dict(zip(("fused", "neighbour", "graph support"), parts, strict=True))
+        reason, source = self._reason(query, row)
         return EvidenceItem(
             trace_id=trace.id,
             start=start,
             end=end,
             text=trace.text[start:end],
             score=score,
-            views={
-                "graph": float(self.views.graph[slot, row]),
-                "hierarchy": float(self.views.hierarchy[slot, row]),
-            },
-            parts={**parts, "calibration": score - sum(parts.values())},
+            views={"graph": graph, "hierarchy": hierarchy},
+            parts={**named, "calibration": score - sum(parts)},
             reason=reason,
-            source=None if source is None else memory.turns.traces[source - self.bank.axes["units"].ptr[m]].id,
+            source=None if source is None else memory.turns.traces[source - first].id,
             title=trace.title,
             speaker=trace.speaker,
             time=trace.time,
             session=trace.session,
-            tokens=self.tokens[row],
+            tokens=int(self.bank.host["unit_tokens"][row]),
             boundary=trace.boundary,
             role=trace.role,
-            relevance=float(self.views.signals["cosine"][slot, row]),
+            relevance=cosine,
             explanation=self._explanation(slot, m, row, score) if self.explain else None,
         )
 
@@ -101,9 +130,8 @@ class EvidenceWriter:
             "graph": weight * float(graph ** self.contrasts[0]),
             "hierarchy": (1 - weight) * float(hierarchy ** self.contrasts[1]),
         }
-        parts = self._parts(slot, row)
-        del parts["fused"]
-        sums = {**shares, **parts}
+        near, far = self._said[slot, row][5:]
+        sums = {**shares, "neighbour": near, "graph support": far}
         rankings = {
             "graph": self.views.graph,
             "hierarchy": self.views.hierarchy,
@@ -133,37 +161,48 @@ class EvidenceWriter:
         own = steps[row - first]
         return 1 + int((steps > own).sum()) + int((steps[: row - first] == own).sum())
 
-    def _parts(self, slot: int, row: int) -> dict[str, float]:
-        support = self.chosen.support
-        scores = {"fused": self.chosen.fused, "neighbour": support.neighbour, "graph support": support.graph}
-        return {name: float(values[slot, row]) for name, values in scores.items()}
-
-    def _reason(self, slot: int, row: int, main: Sequence[int]) -> tuple[str, int | None]:
-        if row in main:
+    def _reason(self, query: "_Query", row: int) -> tuple[str, int | None]:
+        if row in query.main:
             return "main", None
-        near, far = float(self.chosen.support.neighbour[slot, row]), float(self.chosen.support.graph[slot, row])
-        beside = [unit for unit in (row - 1, row + 1) if unit in main and self._leaning(min(row, unit))]
+        *_, near, far = self._said[query.slot, row]
+        beside = [unit for unit in (row - 1, row + 1) if unit in query.main and self._leaning(min(row, unit))]
         if near > 0 and beside and near >= far:
-            return "neighbour", max(beside, key=lambda unit: float(self.chosen.fused[slot, unit]))
+            return "neighbour", max(beside, key=lambda unit: self._fused(query, unit))
         if far > 0:
-            return "graph support", self._graph_source(slot, row, main)
+            return "graph support", self._graph_source(query, row)
         return "ranked", None
+
+    def _fused(self, query: "_Query", unit: int) -> float:
+        return self._said[query.slot, unit][4]
 
     def _leaning(self, row: int) -> bool:
         """Whether a unit and the next one belong together, as closure sees it."""
-        bank = self.bank
-        same = bool(bank.unit_session[row] == bank.unit_session[row + 1]) and int(bank.unit_position[row + 1]) >= 0
-        return same and bool(bank.unit_asks[row] | bank.unit_leans[row + 1])
+        held = self.bank.host
+        same = held["unit_session"][row] == held["unit_session"][row + 1] and held["unit_position"][row + 1] >= 0
+        return bool(same and (held["unit_asks"][row] or held["unit_leans"][row + 1]))
 
-    def _graph_source(self, slot: int, row: int, main: Sequence[int]) -> int | None:
+    def _graph_source(self, query: "_Query", row: int) -> int | None:
         """The main unit that shares most with this one in the graph."""
-        node = int(self.bank.unit_node[row])
-        entities = set(self._neighbours(node))
-        shared = {unit: len(entities & set(self._neighbours(int(self.bank.unit_node[unit])))) for unit in main}
-        best = max(shared, key=lambda unit: (shared[unit], float(self.chosen.fused[slot, unit])), default=None)
+        entities = self._neighbours(row)
+        for unit in query.main:
+            if unit not in query.neighbours:
+                query.neighbours[unit] = self._neighbours(unit)
+        shared = {unit: len(entities & query.neighbours[unit]) for unit in query.main}
+        best = max(shared, key=lambda unit: (shared[unit], self._fused(query, unit)), default=None)
         return best if best is not None and shared[best] else None
 
-    def _neighbours(self, node: int) -> list[int]:
-        graph = self.bank.adjacency
-        neighbours: list[int] = graph.col[int(graph.crow[node]) : int(graph.crow[node + 1])].tolist()
-        return neighbours
+    def _neighbours(self, row: int) -> set[int]:
+        """Nodes next to a unit's in the graph."""
+        held = self.bank.host
+        node = held["unit_node"][row]
+        return set(held["adjacency.col"][held["adjacency.crow"][node] : held["adjacency.crow"][node + 1]].tolist())
+
+
+@dataclass(frozen=True)
+class _Query:
+    """Where a query lies, its main units, and what is next to those that were looked at."""
+
+    slot: int
+    m: int
+    main: Sequence[int]
+    neighbours: dict[int, set[int]] = field(default_factory=dict)

@@ -4,10 +4,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 
 import torch
-from torch import Tensor
 
 from zeromem_torch.bank import Index, MemoryBank, pack
 from zeromem_torch.calibration.evidence import within_budget
@@ -187,16 +187,16 @@ class Searcher:
             held = group.bank.axes["units"].padded.shape[1]  # asking for more would only pad
             longest = None if token_budget is None else min(held, max(LONGEST, token_budget))
             chosen = self.pipeline.select(views, group.bank, min(top_k, held), longest)
-            result: Tensor = chosen.result
             if token_budget is not None:
-                result = within_budget(result, group.bank.unit_tokens, min(token_budget, 1 << 62))
+                fitting = within_budget(chosen.result, group.bank.unit_tokens, min(token_budget, 1 << 62))
+                chosen = replace(chosen, result=fitting)
         with self.timed("collect"):
             fusion = self.config.fusion
             contrasts = (fusion.graph_contrast, fusion.hierarchy_contrast)
             writer = EvidenceWriter(group, views, chosen, contrasts, explain=explain)
             for slot, m in group.batch.filled.nonzero().tolist():
                 number = int(group.batch.query[slot, m])
-                yield group.numbers[number], writer.evidence(slot, m, group.profiles[number], result[slot, m])
+                yield group.numbers[number], writer.evidence(slot, m, group.profiles[number])
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

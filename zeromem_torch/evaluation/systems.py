@@ -299,10 +299,11 @@ def _evidence_of(
     memory: ZeroMem, group: Batch, views: Views, chosen: Selection, cap: int
 ) -> Iterator[tuple[tuple[int, int], Evidence]]:
     fusion = memory.config.fusion
+    chosen = dataclasses.replace(chosen, result=chosen.result[..., :cap])
     writer = EvidenceWriter(group, views, chosen, (fusion.graph_contrast, fusion.hierarchy_contrast))
     for slot, m in group.batch.filled.nonzero().tolist():
         profile = group.profiles[int(group.batch.query[slot, m])]
-        yield (slot, m), writer.evidence(slot, m, profile, chosen.result[slot, m, :cap])
+        yield (slot, m), writer.evidence(slot, m, profile)
 
 
 def _rankings(

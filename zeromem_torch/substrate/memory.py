@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -53,14 +55,23 @@ class Memory:
 
     def best_span(self, unit: int, query: Float[Tensor, " dim"]) -> tuple[int, int]:
         """The stretch of a trace to hand over: all of it or, of a long one, the chunk nearest to the query."""
-        bounds: list[int] = torch.searchsorted(self.index.chunk_unit, torch.tensor([unit, unit + 1])).tolist()
-        first, last = bounds
+        first, last = self._first_chunk[unit], self._first_chunk[unit + 1]
         best = first
         if last - first > 1:
             nearness = self.index.chunk_vectors[first:last] @ query.to(self.index.chunk_vectors)
             best += int(nearness.argmax())
-        start, end = self.chunk_spans[best].tolist()
-        return start, end
+        start, end = self._spans[best]
+        return int(start), int(end)
+
+    @cached_property
+    def _first_chunk(self) -> npt.NDArray[np.int64]:
+        """Where the chunks of each unit begin, and where those of the last one end."""
+        units = torch.arange(len(self.turns.traces) + 1)
+        return torch.searchsorted(self.index.chunk_unit.contiguous(), units.to(self.index.chunk_unit)).numpy()
+
+    @cached_property
+    def _spans(self) -> npt.NDArray[np.int64]:
+        return self.chunk_spans.numpy()
 
     def rarity_of(self, term: str, unseen: float) -> float:
         number = self.words.get(term)
