@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from test_serving_budget import Card
 from toys import RULES, HashEncoder
 
 from zeromem_torch import Trace, ZeroMem, ZeroMemError
@@ -54,6 +55,7 @@ def served(
     do: Callable[[MemoryService], Awaitable[T]],
     *,
     encoder: HashEncoder | None = None,
+    ready: str = "",
     **settings: Any,
 ) -> T:
     """Run it against a service that is started before and stopped behind."""
@@ -68,7 +70,9 @@ def served(
         service = MemoryService(memory, **{"warm_up": False, "reader": Echo(), **settings})
         assert service.ready == "starting"
         await service.start()
-        assert service.ready == ""
+        assert service._state == ""
+        if not ready:
+            assert service.ready == ""
         try:
             return await do(service)
         finally:
@@ -395,3 +399,31 @@ def test_metrics_say_how_far_the_index_is() -> None:
         assert "secret" not in text
 
     served(None, do)
+
+
+def test_it_is_ready_beside_a_reader_once_its_memory_stays_as_it_is() -> None:
+    card = Card()
+
+    async def do(service: MemoryService) -> None:
+        card.reserve(100)  # what a first batch got from the device
+        assert "changes" in service.ready
+        card.reserve(100)
+        assert "changes" in service.ready
+        assert service.ready == ""
+        card.reserve(100)
+        assert service.ready == ""  # it was so once: what was waiting for it has started
+        await service.release_memory(ADMIN)
+
+    served(None, do, allocator=card, ready="not at once")
+
+
+def test_it_is_never_ready_while_allocations_fail() -> None:
+    class Torn(Card):
+        def retries(self) -> int:
+            return 1
+
+    async def do(service: MemoryService) -> None:
+        assert service.ready
+        assert service.ready
+
+    served(None, do, allocator=Torn(), ready="not at once")

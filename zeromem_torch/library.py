@@ -868,12 +868,16 @@ class ZeroMem:
             self._record.set_settings({"config": json.dumps(self.config.to_dict()), **settings})
             self.rebuild()
 
-    def release_memory(self) -> None:
-        """Drop all that can be read again from disk: memories in use, and tensors on the device."""
+    def release_memory(self, *, keep_reserved: bool = False) -> None:
+        """Drop all that can be read again from disk: memories in use, and tensors on the device.
+
+        ``keep_reserved``: what PyTorch has got from the device stays with it, for the next search; a reader that starts
+        beside it must not see free memory change.
+        """
         with self._operation():
             self._searcher.release()
             self._memories.release()
-            if torch.device(self.device).type == "cuda":
+            if torch.device(self.device).type == "cuda" and not keep_reserved:
                 torch.cuda.empty_cache()
 
     def held_bytes(self) -> dict[str, int]:

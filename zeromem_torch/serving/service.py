@@ -27,6 +27,7 @@ from zeromem_torch.reader import Reader
 from zeromem_torch.scope import Boundary, SearchRequest
 from zeromem_torch.searcher import BYTES_PER_SCORE
 from zeromem_torch.serving.batcher import Batching, MicroBatcher
+from zeromem_torch.serving.budget import TorchAllocator, held, steady
 from zeromem_torch.serving.cost import Observation
 from zeromem_torch.serving.keys import LOCAL, Caller, Keys
 from zeromem_torch.serving.metrics import Metrics
@@ -35,7 +36,7 @@ from zeromem_torch.store import Change
 from zeromem_torch.substrate.traces import Trace
 
 if TYPE_CHECKING:
-    from zeromem_torch.serving.budget import Plan
+    from zeromem_torch.serving.budget import Allocator, Plan
     from zeromem_torch.serving.vllm import VllmWatch
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class MemoryService:
         reader: Reader | str = "embedded",
         plan: Plan | None = None,
         watch: VllmWatch | None = None,
+        allocator: Allocator | None = None,  # of the plan's device; None: that of PyTorch, on a GPU
         warm_up: bool = True,
     ) -> None:
         self.memory, self.keys, self.plan, self.watch = memory, keys, plan, watch
@@ -120,6 +122,9 @@ class MemoryService:
         self._position = 0  # up to which the index is known to be; the memory itself is not asked from the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._state = "starting"
+        if allocator is None and plan is not None and plan.on_gpu:
+            allocator = TorchAllocator(memory.device)
+        self._allocator, self._held = allocator, None if allocator is None else held(allocator)
 
     # Life
 
@@ -149,8 +154,18 @@ class MemoryService:
 
     @property
     def ready(self) -> str:
-        """Why requests would not be answered at once; "" if they are."""
-        return self._state
+        """Why what is started after this one should wait; "" when it need not.
+
+        Beside a reader on the same GPU that is until nothing more was got from the device, or given back to it, between
+        two looks: then what the reader measures as free is so.
+        """
+        if self._state or self._allocator is None or self._held is None:
+            return self._state
+        before, self._held = self._held, held(self._allocator)
+        if not steady(self._allocator, before):
+            return "its memory on the device still changes"
+        self._held = None  # from now on it stays so
+        return ""
 
     def authenticate(self, secret: str | None) -> Caller:
         """Who this secret belongs to; without keys everybody is `LOCAL`."""
@@ -407,7 +422,8 @@ class MemoryService:
     async def release_memory(self, caller: Caller) -> None:
         """Drop all that can be read again from disk; for who may do everything everywhere."""
         caller.check("admin", "/")
-        await self._batcher.call(self.memory.release_memory, deadline=self._deadline(None))
+        release = partial(self.memory.release_memory, keep_reserved=self._allocator is not None)
+        await self._batcher.call(release, deadline=self._deadline(None))
 
     async def exposition(self) -> tuple[bytes, str]:
         """Metrics as Prometheus reads them. Sizes are looked at between batches, or are a little old."""
