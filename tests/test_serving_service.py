@@ -407,10 +407,10 @@ def test_it_is_ready_beside_a_reader_once_its_memory_stays_as_it_is() -> None:
     async def do(service: MemoryService) -> None:
         card.reserve(100)  # what a first batch got from the device
         assert "changes" in service.ready
-        card.reserve(100)
+        card.reserve(1000)
         assert "changes" in service.ready
         assert service.ready == ""
-        card.reserve(100)
+        card.reserve(10_000)
         assert service.ready == ""  # it was so once: what was waiting for it has started
         await service.release_memory(ADMIN)
 
