@@ -247,12 +247,17 @@ def made_by(script: str, words: Sequence[str], device: str) -> dict[str, Any]:
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return {
-        "command": shlex.join(["python", f"bench/{script}.py", *words]),
+        "command": shlex.join(["python", f"bench/{script}.py", *(_shown(word) for word in words)]),
         "device": device_name(device),
         "host": device_name("cpu"),
         **made,
         "versions": versions,
     }
+
+
+def _shown(word: str) -> str:
+    """A path of this machine says nothing elsewhere but its name."""
+    return Path(word).name if os.path.isabs(word) else word
 
 
 def _provenance() -> dict[str, Any]:
