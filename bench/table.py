@@ -1,7 +1,8 @@
 """Print the figures of `bench/results/` as Markdown: `python bench/table.py`, or name the files.
 
-Nothing is computed here: the files are what pipeline.py, encoder.py and operators.py wrote. Those of `zeromem eval
-retrieval` are printed by retrieval_table.py.
+Nothing is computed here: the files are what pipeline.py, encoder.py, operators.py and serving.py wrote. With
+--headline, only what the README shows of them. Those of `zeromem eval` are printed by retrieval_table.py and
+answers_table.py.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-KINDS = ("pipeline", "encoder", "operators")
+KINDS = ("pipeline", "encoder", "operators", "serving")
 AIMS = {
     "retrieval_vs_linearrag_locomo": ("all stages but MaxSim, against LinearRAG's search, LoCoMo", "30x"),
     "retrieval_vs_linearrag_hotpotqa": ("the same, HotpotQA's pool", "30x"),
@@ -35,6 +36,22 @@ ENCODER = {
 }  # fmt: skip
 
 
+SERVING = {
+    "what": "what", "clients": "clients", "rate": "asked a second", "throughput": "answered a second",
+    "p50_ms": "p50 ms", "p95_ms": "p95", "p99_ms": "p99", "shed_share": "refused", "late_share": "late",
+    "errors": "errors", "peak_mib": "MiB at most",
+}  # fmt: skip
+SOAK = {
+    "seconds": "seconds", "clients": "clients", "searches": "searches", "adds": "adds", "deletes": "deletes",
+    "refused": "refused", "errors": "errors", "acknowledged_and_missing_or_deleted_and_there": "lost or undead",
+    "mib_at_half_time": "MiB at half time", "mib_in_the_last_sixth": "MiB at the end", "peak_mib": "MiB at most",
+}  # fmt: skip
+BATCHING = {
+    "batched_vs_unbatched": "queries a second with batches, over one at a time, texts encoded",
+    "batched_vs_unbatched_cached": "the same, vectors known",
+}
+
+
 def read(path: Path) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
     """What made a file, and its figures."""
     text = path.read_text(encoding="utf-8")
@@ -46,11 +63,9 @@ def read(path: Path) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
 
 
 def heading(made: Mapping[str, Any]) -> Iterator[str]:
-    versions = made["versions"]
-    yield (
-        f"**{made['device']}**, {made['threads']} threads, commit {made['commit'][:9]}, torch {versions['torch']}: "
-        f"`{made['command']}`"
-    )
+    threads = f"{made['threads']} thread{'s' * (made['threads'] > 1)}"
+    by = f"{threads}, commit {made['commit'][:9]}, torch {made['versions']['torch']}"
+    yield f"**{made['device']}**, {by}: `{made['command']}`"
     if rates := made.get("floors"):
         yield ""
         yield "Floors measured first: " + ", ".join(f"{_spoken(name)} {value:,.4g}" for name, value in rates.items())
@@ -63,13 +78,17 @@ def _spoken(name: str) -> str:
     return name.replace("_gb_s", " (GB/s)").replace("_gflop_s", " (GFLOP/s)").replace("_", " ")
 
 
-def pipeline(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield from heading(made)
+def ratios(made: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     for name, value in made["ratios"].items():
         what, aim = AIMS.get(name, (name.replace("_", " "), ""))
         rows.append([what, aim, "not measured" if value is None else f"{value:.3g}x", f"`{name}`"])
     yield from _table(("figure", "aim", "measured", "name"), rows)
+
+
+def pipeline(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from heading(made)
+    yield from ratios(made)
     for figure in dict.fromkeys(row["figure"] for row in figures):
         own = [row for row in figures if row["figure"] == figure]
         timed = [row for row in own if not row["what"].startswith("stage ")]
@@ -108,6 +127,32 @@ def operators(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> 
         yield from _table(("size", "back end", *map(str, counts)), rows)
 
 
+def serving(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from heading(made)
+    yield (
+        f"The server has {made['server_threads']} thread of PyTorch and a budget of {made['memory_budget']}; the load "
+        f"comes from another process on the same machine. {made['data']}: {made['traces']:,} traces."
+    )
+    yield ""
+    if figures[0]["what"] == "soak":
+        (row,) = figures
+        yield from _table(tuple(SOAK.values()), [[_cell(name, row[name]) for name in SOAK]])
+        return
+    yield from _figures(figures, SERVING)
+    for name, what in BATCHING.items():
+        yield f"- {what}: {made[name]:.3g}x (`{name}`)"
+    yield ""
+
+
+def headline(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the README shows of a file: how it was made, and its ratios or its table."""
+    if "ratios" not in made:
+        yield from serving(made, figures)
+        return
+    yield from heading({**made, "skipped": (), "floors": None})
+    yield from ratios(made)
+
+
 def _with_floor(row: Mapping[str, Any]) -> str:
     return f"{_number(row['median_us'])} ({_share(row.get('floor_share'))})"
 
@@ -141,25 +186,30 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
 
 
-def lines(path: Path) -> Iterator[str]:
+def lines(path: Path, *, short: bool = False) -> Iterator[str]:
     made, figures = read(path)
     kind = next((kind for kind in KINDS if f"bench/{kind}.py" in made["command"]), None)
     if kind is None:
         raise SystemExit(f"{path}: expected a file that {', '.join(f'{k}.py' for k in KINDS)} wrote")
+    if short:
+        yield from headline(made, figures)
+        return
     yield f"### {kind}: {path.name}"
     yield ""
-    yield from {"pipeline": pipeline, "encoder": encoder, "operators": operators}[kind](made, figures)
+    whole = {"pipeline": pipeline, "encoder": encoder, "operators": operators, "serving": serving}
+    yield from whole[kind](made, figures)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="(default: those of bench/results)")
+    parser.add_argument("--headline", action="store_true", help="only what the README shows")
     args = parser.parse_args(argv)
     files = args.files or [path for kind in KINDS for path in sorted(RESULTS.glob(f"{kind}-*.json*"))]
     if not files:
         print(f"no results yet in {RESULTS}: a bench writes them with --json", file=sys.stderr)
     for path in files:
-        print("\n".join(lines(path)))
+        print("\n".join(lines(path, short=args.headline)))
 
 
 if __name__ == "__main__":

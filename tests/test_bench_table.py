@@ -91,6 +91,6 @@ def test_without_names_it_prints_all_results(
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({**made("append"), "figures": []}))
     with pytest.raises(
-        SystemExit, match=r"x\.json: expected a file that pipeline\.py, encoder\.py, operators\.py wrote"
+        SystemExit, match=r"x\.json: expected a file that pipeline\.py, encoder\.py, operators\.py, serving\.py wrote"
     ):
         table.main([str(tmp_path / "x.json")])

@@ -236,6 +236,9 @@ class MemoryBank:
 
     index: Index
     axes: Mapping[str, Axis]
+    own_states: Sequence[Tensor] = ()
+    """Token states of each memory where they are not joined: most bytes of a memory, and copied for nothing where each
+    is looked at by itself. The index then has none."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -295,6 +298,22 @@ class MemoryBank:
     @cached_property
     def state_ptr(self) -> Int[Tensor, " bounds"]:
         return offsets(self.unit_states)
+
+    @cached_property
+    def token_states(self) -> Float[Tensor, "tokens dim"]:
+        """Of all memories; where they were not joined, joined when this is first asked for."""
+        return torch.cat(list(self.own_states)) if self.own_states else self.index.token_states
+
+    def token_states_of(self, memory: int) -> Float[Tensor, "tokens dim"]:
+        """Those of a memory, or of all, without joining any."""
+        return self.own_states[memory] if self.own_states else self.index.token_states
+
+    def states_by_memory(self, precision: str) -> tuple[list[Tensor], list[Tensor | None], list[int]]:
+        """For each memory tensors that hold its token states, their scale, and which token of all they begin with."""
+        if self.own_states and precision == "stored":
+            return list(self.own_states), [None] * self.memories, list(self.axes["tokens"].ptr[:-1])
+        held = self.states(precision)
+        return [held.values] * self.memories, [held.scale] * self.memories, [0] * self.memories
 
     def states(self, precision: str = "stored") -> TokenStates:
         """The token states, converted when they are first asked for."""
@@ -362,9 +381,12 @@ def pack(
         return (tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))).to(device)
 
     packed: dict[str, Any] = {}
+    apart = [index.token_states for index in indexes] if torch.device(device).type == "cpu" and len(indexes) > 1 else []
     for f in dataclasses.fields(Index):
         parts = [getattr(index, f.name) for index in indexes]
-        if "axis" in f.metadata:
+        if apart and f.name == "token_states":
+            packed[f.name] = apart[0][:0]
+        elif "axis" in f.metadata:
             packed[f.name] = join(parts, f.metadata["to"])
         else:
             rows = f.metadata["rows"]
@@ -374,7 +396,7 @@ def pack(
                     for g in dataclasses.fields(Postings)
                 )
             )
-    return MemoryBank(Index(**packed), axes)
+    return MemoryBank(Index(**packed), axes, apart)
 
 
 def segment_max(

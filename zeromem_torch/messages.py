@@ -56,7 +56,8 @@ def _plain(message: object) -> dict[str, Any]:
     plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "refusal")}
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        called = [call.get("function", {}) for call in calls if isinstance(call, Mapping)]
+        given = [call.get("function", {}) for call in calls if isinstance(call, Mapping)]
+        called = [function for function in given if isinstance(function, Mapping)]
         lines = [f"{call.get('name', '')}({call.get('arguments', '')})" for call in called]
         said = plain.pop("content", None)
         plain["text"] = "\n".join([*([said] if isinstance(said, str) and said else []), *lines])

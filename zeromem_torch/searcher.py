@@ -27,6 +27,10 @@ BYTES_PER_SCORE = 4 * 64
 """Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
 
 
+BANKS = 4
+"""Groups of memories that are kept packed, if they take no more of the workspace than one of as many parts."""
+
+
 class Residents:
     """Indices on a device, in the order in which they were asked for last; the first of them go when there is no room.
 
@@ -89,21 +93,26 @@ class Searcher:
         self.device, self.workspace = device, workspace
         self.pipeline = pipeline.to(device).eval()
         self.timings: dict[str, float] = {}
-        self._bank: tuple[Sequence[Memory], MemoryBank] | None = None
+        self._banks: OrderedDict[tuple[int, ...], tuple[Sequence[Memory], MemoryBank]] = OrderedDict()
         here = torch.device(device).type == "cpu"
         self._residents = None if here else Residents(device, memories.budget)
         self._analyse = Analyzer(config.substrate.stop_words, config.substrate.stemmer or None)
 
     def release(self) -> None:
         """Drop the tensors on the device."""
-        self._bank = None
+        self._banks.clear()
         if self._residents is not None:
             self._residents.release()
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of the tensors on the device."""
-        bank = 0 if self._bank is None else self._bank[1].index.nbytes
+        bank = sum(bank.index.nbytes for _, bank in self._banks.values())
         return {"bank": bank, "resident": 0 if self._residents is None else self._residents.nbytes}
+
+    def _kept_bytes(self) -> int:
+        """Bytes that would be free without the packed memories, if nobody else held them."""
+        states = (tensor for _, bank in self._banks.values() for tensor in bank.own_states)
+        return self.held_bytes()["bank"] + sum(tensor.nbytes for tensor in states)
 
     def search(
         self,
@@ -128,7 +137,9 @@ class Searcher:
         for numbers in self._groups(scopes):
             with self.timed("build"):
                 found = {scope: self.memories.of(scope) for scope in dict.fromkeys(scopes[i] for i in numbers)}
-            memories = {scope: memory for scope, memory in found.items() if memory is not None}
+            # in one order, whoever asks first: then memories that are asked together again are packed already
+            held = ((scope, memory) for scope, memory in found.items() if memory is not None)
+            memories = dict(sorted(held, key=lambda own: own[1].boundary))
             numbers = [i for i in numbers if scopes[i] in memories]
             if not numbers:
                 continue
@@ -169,13 +180,16 @@ class Searcher:
             yield sorted(group)
 
     def _bank_of(self, memories: Sequence[Memory]) -> MemoryBank:
-        """The memories end to end on the device; the last one asked for is kept."""
-        if self._bank is None or not _same(self._bank[0], memories):
+        """The memories end to end on the device; those asked for last are kept."""
+        key = tuple(map(id, memories))  # of memories that are kept with their bank
+        if key not in self._banks:
             with self.timed("pack"):
                 indexes = [m.index for m in memories] if self._residents is None else self._residents.of(memories)
-                bank = pack(indexes, [m.sizes for m in memories], self.device)
-            self._bank = (memories, bank)
-        return self._bank[1]
+                self._banks[key] = (memories, pack(indexes, [m.sizes for m in memories], self.device))
+            while len(self._banks) > 1 and (len(self._banks) > BANKS or self._kept_bytes() > self.workspace // BANKS):
+                self._banks.popitem(last=False)
+        self._banks.move_to_end(key)
+        return self._banks[key][1]
 
     @torch.no_grad()  # not inference mode: the bank keeps tensors made here, and training may use them
     def _search(
@@ -203,7 +217,3 @@ class Searcher:
         start = time.perf_counter()
         yield
         self.timings[stage] = self.timings.get(stage, 0.0) + time.perf_counter() - start
-
-
-def _same(left: Sequence[Memory], right: Sequence[Memory]) -> bool:
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))

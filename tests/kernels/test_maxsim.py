@@ -1,18 +1,19 @@
 """Late interaction: states in fewer bits, the CPU kernel against loops, and the Triton kernel as far as no GPU goes."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from builders import SIZES, Dice
+from builders import SIZES, Dice, bank_of, lay_out, query, sample
 from harness import compiled, run_interpreted
 from maxsim_cases import check_matches, check_scores, ragged_states
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from zeromem_torch.backends import kernel
-from zeromem_torch.bank import PRECISIONS, TokenStates
-from zeromem_torch.retrieval.dense import FAINT
+from zeromem_torch.bank import PRECISIONS, TokenStates, segment_topk
+from zeromem_torch.retrieval.dense import FAINT, LateInteraction
 
 RAGGED = (3, 0, 1, 7, 20, 0)
 
@@ -60,7 +61,7 @@ def test_a_query_alone_is_the_same_bits_as_in_a_batch(exhaustive: int) -> None:
     def scores(slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         axes = (0, 6), (0, 4), *windows, candidates[slots], exhaustive, 1e-6, FAINT
         run = kernel("maxsim", "numba").late_interaction
-        turn, window = run(queries[slots], weights[slots], states.values, None, states.ptr, *axes)
+        turn, window = run(queries[slots], weights[slots], [states.values], [None], [0], states.ptr, *axes)
         return turn, window
 
     whole = scores([0, 1, 2, 3, 4])
@@ -69,6 +70,27 @@ def test_a_query_alone_is_the_same_bits_as_in_a_batch(exhaustive: int) -> None:
     for s in range(5):
         for alone, together in zip(scores([s]), whole, strict=True):
             assert torch.equal(alone[0], together[s])
+
+
+def test_states_that_are_not_joined_are_scored_as_if_they_were() -> None:
+    """A bank of several memories on the CPU leaves each its own; whoever needs them joined gets them so."""
+    pytest.importorskip("numba")
+    memories = [sample(seed, units) for seed, units in enumerate((7, 0, 129, 3))]
+    apart = bank_of(memories)
+    assert len(apart.own_states) == 4
+    assert not len(apart.index.token_states)
+    whole = dataclasses.replace(
+        apart, index=dataclasses.replace(apart.index, token_states=apart.token_states), own_states=()
+    )
+    batch = lay_out([[query(10 * m + s, one) for s in range(2)] for m, one in enumerate(memories)], apart)
+    units = apart.axes["units"]
+    for exhaustive in (0, 1000):
+        late = LateInteraction(exhaustive, backend="numba")
+        candidates = segment_topk(torch.rand(2, units.size), units, 3)
+        given = batch.states.float(), batch.state_weights.float()
+        for one, other in zip(late(*given, apart, candidates), late(*given, whole, candidates), strict=True):
+            assert torch.equal(one, other)
+    assert "token_states" in vars(apart), "joined here, to make the other"
 
 
 def test_an_error_of_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

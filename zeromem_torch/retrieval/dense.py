@@ -68,7 +68,7 @@ class MaxSim(nn.Module):
         units: Axis,
         candidates: Int[Tensor, "slots memories k"],  # unit numbers, -1 behind the last
     ) -> Float[Tensor, "units slots query_tokens"]:
-        some = self._gathered if self.choice(queries, states) == "triton" else self._some
+        some = self._gathered if self.choice(queries, states.values) == "triton" else self._some
         best = [
             self._whole(queries[:, m], states, states.ptr[first : last + 1])
             if last - first <= self.exhaustive
@@ -77,8 +77,8 @@ class MaxSim(nn.Module):
         ]
         return _joined(best, 0)
 
-    def choice(self, queries: Tensor, states: TokenStates) -> str:
-        needs_grad = torch.is_grad_enabled() and (queries.requires_grad or states.values.requires_grad)
+    def choice(self, queries: Tensor, states: Tensor) -> str:
+        needs_grad = torch.is_grad_enabled() and (queries.requires_grad or states.requires_grad)
         dtype = queries.dtype
         return choose("maxsim", self.backend, device=queries.device, dtype=dtype, needs_grad=needs_grad).name
 
@@ -180,15 +180,17 @@ class LateInteraction(nn.Module):
         bank: MemoryBank,
         candidates: Int[Tensor, "slots memories k"],  # of memories that are not compared whole
     ) -> tuple[Float[Tensor, "slots units"], Float[Tensor, "slots units"]]:
-        states, units = bank.states(self.precision), bank.axes["units"]
-        backend = self.maxsim.choice(queries, states)
+        units = bank.axes["units"]
+        backend = self.maxsim.choice(queries, bank.token_states_of(0))
         if backend == "numba" and not (torch.is_grad_enabled() and weights.requires_grad):
+            values, scale, starts = bank.states_by_memory(self.precision)
             found: tuple[Tensor, Tensor] = kernel("maxsim", "numba").late_interaction(
                 queries,
                 weights,
-                states.values,
-                states.scale,
-                states.ptr,
+                values,
+                scale,
+                starts,
+                bank.state_ptr,
                 units.ptr,
                 bank.axes["windows"].ptr,
                 bank.member_window,
@@ -199,6 +201,7 @@ class LateInteraction(nn.Module):
                 FAINT,
             )
             return found
+        states = bank.states(self.precision)
         # As many slots at once as the workspace holds: a match per unit, slot and query token is most of it.
         rows = 3 * units.size + 2 * bank.axes["members"].size
         step = max(1, self.maxsim.workspace // max(1, 4 * queries.shape[2] * rows))

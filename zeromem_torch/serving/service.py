@@ -237,7 +237,8 @@ class MemoryService:
         boundary: str | None = None,
         timeout: float | None = None,
     ) -> Trace:
-        """Change some fields; what an update cannot change is an error."""
+        """Change some fields; what an update cannot change is an error. The caller sees the trace, so it must be one
+        that may read it."""
         for reserved in ("id", "boundary", "actor", "index"):
             if reserved in changes:
                 raise ZeroMemError.of("update", "fields that may change", reserved, "leave it out")
@@ -247,7 +248,7 @@ class MemoryService:
         def do(home: str) -> Trace:
             return self.memory.update(id, boundary=home, actor=caller.name, index=False, **changes)
 
-        after = await self._at_home(caller, "write", id, boundary, do, timeout)
+        after = await self._at_home(caller, ("write", "read"), id, boundary, do, timeout)
         self._batcher.poke()
         return after
 
@@ -483,7 +484,7 @@ class MemoryService:
     async def _at_home(
         self,
         caller: Caller,
-        scope: str,
+        scope: str | tuple[str, ...],
         id: str,
         boundary: str | None,
         do: Callable[[str], T],
@@ -492,16 +493,19 @@ class MemoryService:
         ever: bool = False,
     ) -> T:
         """Do it to the trace of this id: in the boundary named, else in the only one of the caller's that has it."""
-        if boundary is not None:
-            caller.check(scope, boundary)
-        else:
-            self._has(caller, scope)
+        scopes = (scope,) if isinstance(scope, str) else scope
+        for own in scopes:
+            if boundary is not None:
+                caller.check(own, boundary)
+            else:
+                self._has(caller, own)
         self._short("id", id, self.limits.query_chars)
 
         def found() -> T:
             if boundary is not None:
                 return do(boundary)
-            homes = [name for name in self.memory.homes(id, ever=ever) if caller.may(scope, name)]
+            everywhere = self.memory.homes(id, ever=ever)
+            homes = [name for name in everywhere if all(caller.may(own, name) for own in scopes)]
             if len(homes) > 1:
                 raise ZeroMemError.of("id", "one that a single boundary holds", id, "name its boundary too")
             if not homes:
@@ -528,8 +532,16 @@ class MemoryService:
             raise TooLarge.of(name, f"at most {most} in a request", len(given), "send them in several")
 
     def _short(self, name: str, value: object, most: int) -> None:
-        if isinstance(value, str) and len(value) > most:
-            raise TooLarge.of(name, f"at most {most} characters", value, "split it")
+        """No text may be too long, those inside of lists and objects together included."""
+        if (size := _characters(value)) > most:
+            raise TooLarge.of(name, f"at most {most} characters", f"{size} of them", "split it")
+
+
+def _characters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_characters, inside))
 
 
 async def _until(work: Coroutine[Any, Any, T], deadline: float, what: str) -> T:
