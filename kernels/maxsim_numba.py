@@ -10,7 +10,10 @@ weighed and summed by turn and by window while it is in the cache. A query's res
 # What numba compiles has no annotations, and an intrinsic is called with other arguments than it is made of.
 # mypy: allow-untyped-defs, allow-untyped-calls, no-warn-unreachable, disable-error-code="call-arg, var-annotated"
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,8 +36,9 @@ def refuses(device: torch.device, dtype: torch.dtype, sizes: dict[str, int]) -> 
 def late_interaction(
     queries: Tensor,  # [slots, memories, query_tokens, dim] float32
     weights: Tensor,  # [slots, memories, query_tokens]
-    values: Tensor,  # [tokens, dim] float32, float16 or int8
-    scale: Tensor | None,  # [tokens], of int8
+    values: Sequence[Tensor],  # of each memory: [tokens, dim] float32, float16 or int8
+    scale: Sequence[Tensor | None],  # [tokens], of int8
+    starts: Sequence[int],  # which token of all is the first of those
     state_ptr: Tensor,  # [units + 1]
     units: tuple[int, ...],  # units of memory m: units[m] to units[m + 1]
     windows: tuple[int, ...],
@@ -61,13 +65,13 @@ def late_interaction(
     if not jobs:
         return turn, window
     ptr = state_ptr.long().numpy()
+    kept = [
+        (_bits(own), np.empty(0, np.float32) if by is None else by.float().numpy(), ptr - start if start else ptr)
+        for own, by, start in zip(values, scale, starts, strict=True)
+    ]
     held = torch.bincount(member_window, minlength=windows[-1]).cumsum(0).numpy()
+    asked = queries.detach().contiguous().numpy(), weight
     shared = (
-        queries.detach().contiguous().numpy(),
-        weight,
-        _bits(values),
-        np.empty(0, np.float32) if scale is None else scale.float().numpy(),
-        ptr,
         np.array(units),
         np.array(windows),
         np.concatenate([np.zeros(1, np.int64), held]),
@@ -89,7 +93,8 @@ def late_interaction(
         best = torch.empty(rows, most * LANES).numpy()
         states = torch.empty(longest, dim).numpy()
         place = np.full(sizes.max(), -1)
-        _late_interaction(np.array(some), *shared, panels, best, states, place)
+        for memory, own in groupby(some, itemgetter(0)):
+            _late_interaction(np.array(list(own)), *asked, *kept[memory], *shared, panels, best, states, place)
 
     workers = min(len(jobs), torch.get_num_threads())
     if workers == 1:
