@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zeromem_torch.errors import ZeroMemError
 from zeromem_torch.serving.batcher import CALLS_AT_ONCE, Batching, CostModel, Failed, MicroBatcher
 from zeromem_torch.serving.cost import ENOUGH_TO_FIT
-from zeromem_torch.serving.deadlines import LOOK_BEHIND, Deadlines, Work
+from zeromem_torch.serving.deadlines import ENOUGH, LOOK_BEHIND, Deadlines, Work
 from zeromem_torch.serving.metrics import Metrics
 from zeromem_torch.serving.refusals import Overloaded, TooLarge
 
@@ -920,3 +920,24 @@ def test_a_model_that_was_never_fitted_is_by_what_it_sees() -> None:
         cost.observe(100 * number, 0, 0.5 + 0.01 * number)
     assert cost.predict(1000, 0) == pytest.approx(0.6)
     assert math.isclose(cost.part(100, 0, 0.5), 0.25 + 0.01)
+
+
+def test_a_batch_grows_only_while_its_first_deadline_is_met() -> None:
+    def waiting(number: int, first: float) -> Deadlines[str, int]:
+        queue: Deadlines[str, int] = Deadlines(Batching(256, 10_000, 10_000, 1000))
+        queue.add([Work("", 0, i, (1, 1), 0.01, first if i == 0 else 99.0, 0.0) for i in range(number)])
+        return queue
+
+    def predict(tokens: int, nbytes: int) -> float:
+        return 0.01 * tokens
+
+    queue = waiting(200, first=1.0)  # a hundred of them take the second that there is
+    sizes = []
+    while queue.depth:
+        batch, late = queue.take(0.0, predict)
+        assert not late
+        sizes.append(len(batch))
+    assert sizes == [100, 100]
+    assert len(waiting(200, first=0.01).take(0.0, predict)[0]) == ENOUGH
+    assert len(waiting(200, first=0.01).take(0.0)[0]) == 200  # nothing is known of what they take
+    assert len(waiting(7, first=0.01).take(0.0, predict)[0]) == 7

@@ -425,7 +425,7 @@ class MicroBatcher(Generic[Q, R]):
 
     def _take(self, now: float) -> list[Work[Asked[R], Q]]:
         """The next batch; those that are late are told so."""
-        batch, late = self._queue.take(now)
+        batch, late = self._queue.take(now, self.cost.predict)
         finished: list[Asked[R]] = []
         for work in late:
             finished += self._note(work, self._missed(now - work.deadline))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
@@ -16,6 +16,8 @@ Q = TypeVar("Q")
 
 LOOK_BEHIND = 64
 """Queries that may be passed over, too large for what is left of a batch, before the batch is taken as it is."""
+ENOUGH = 32
+"""Queries with which a batch has most of what batching brings."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,14 @@ class Deadlines(Generic[A, Q]):
             self.latest = max(self.latest, work.deadline)
         self.depth += len(works)
 
-    def take(self, now: float) -> tuple[list[Work[A, Q]], list[Work[A, Q]]]:
-        """A batch, and those whose deadline has passed."""
+    def take(
+        self, now: float, predict: Callable[[int, int], float] = lambda tokens, nbytes: 0.0
+    ) -> tuple[list[Work[A, Q]], list[Work[A, Q]]]:
+        """A batch, and those whose deadline has passed.
+
+        What is searched together is answered together, so a batch grows beyond `ENOUGH` queries only while the first
+        of its deadlines is met: ``predict`` says how many seconds tokens and bytes take.
+        """
         most = self.batching
         batch: list[Work[A, Q]] = []
         late: list[Work[A, Q]] = []
@@ -96,6 +104,11 @@ class Deadlines(Generic[A, Q]):
                 late.append(work)
             elif batch and (tokens + work.tokens > most.batch_tokens or nbytes + work.nbytes > most.batch_bytes):
                 passed_over.append(entry)
+            elif len(batch) >= ENOUGH and (
+                now + predict(tokens + work.tokens, nbytes + work.nbytes) > batch[0].deadline
+            ):
+                passed_over.append(entry)
+                break
             else:
                 self._leaves(work)
                 batch.append(work)

@@ -44,6 +44,8 @@ MANAGERS = 256
 """Handle sessions that are kept; one that was dropped begins anew, with an empty context log."""
 PROBES = ((1, 8), (8, 8), (32, 8), (1, 96), (8, 96), (32, 96))
 """Queries and turns of the batches that the cost model is fitted to."""
+INSIDE = 0.8
+"""Of the time that a request has; the rest is for its way in and out, on a machine where others compute too."""
 LOOK = 0.2
 """Seconds that a look at the sizes may wait for a batch to end."""
 READS = frozenset({"memory_retrieve", "memory_query", "memory_materialize"})
@@ -474,12 +476,13 @@ class MemoryService:
     # What every method needs
 
     def _deadline(self, timeout: float | None) -> float:
+        """When an answer has to be there, so that it reaches the client in time."""
         own = self.limits
         if timeout is None:
-            return time.monotonic() + own.timeout
+            return time.monotonic() + INSIDE * own.timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= own.longest_timeout:
             raise ZeroMemError.of("timeout", f"seconds, at most {own.longest_timeout:g}", timeout, "leave it out")
-        return time.monotonic() + timeout
+        return time.monotonic() + INSIDE * timeout
 
     async def _at_home(
         self,
