@@ -692,8 +692,9 @@ def test_help(run: Run, arguments: list[str], words: list[str]) -> None:
 
 
 CALLS = [
-    *([name] for name in COMMANDS if name not in ("handles", "eval")),
+    *([name] for name in COMMANDS if name not in ("handles", "eval", "keys", "train")),
     *(["handles", name] for name in ("store", "get", "query", "materialize", "forget")),
+    *(["keys", name] for name in ("make", "list", "revoke")),
     ["eval", "retrieval"],
 ]
 
