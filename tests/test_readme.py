@@ -45,6 +45,18 @@ def test_figures_are_those_of_the_result_files(kind: str, table: str, files: lis
             assert line in printed[1], path.name
 
 
+@pytest.mark.parametrize(("kind", "pattern"), [("speed", "pipeline-*.json"), ("serving", "serving-*.json")])
+def test_figures_of_speed_are_those_of_the_result_files(kind: str, pattern: str) -> None:
+    lines = runpy.run_path(str(ROOT / "bench" / "table.py"))["lines"]
+    printed = re.search(rf"<!-- {kind} -->\n(.*?)<!-- /{kind} -->", README, re.DOTALL)
+    files = sorted((ROOT / "bench" / "results").glob(pattern))
+    assert printed is not None
+    assert files
+    for path in files:
+        for line in lines(path, short=True):
+            assert line in printed[1], path.name
+
+
 def test_every_file_that_the_stage_table_names_is_there() -> None:
     table = README[README.index("## Stages") : README.index("## What is the paper's")]
     names = re.findall(r"`([\w/]+\.py)`", table)
