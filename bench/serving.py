@@ -20,6 +20,7 @@ Load is made by this process, the server is another: on two cores they share the
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import random
@@ -31,21 +32,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script knows only its own folder
 
 from bench import made
-from bench.measure import lines, made_by, say
+from bench.measure import has, lines, made_by, say
 from zeromem_torch import Trace, ZeroMem
 from zeromem_torch.evaluation.datasets import Dataset, load_dataset
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE = 2.0
 """Seconds that a query of the open loop may take."""
@@ -102,6 +104,21 @@ class Connection(asyncio.Protocol):
         return await self.answer
 
 
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """In a loop of its own, uvloop's where there is one."""
+    factory = importlib.import_module("uvloop").new_event_loop if has("uvloop") else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+async def closed(connections: Iterable[Connection]) -> None:
+    """And nothing of them is left to the loop."""
+    for connection in connections:
+        if connection.transport is not None:
+            connection.transport.close()
+    await asyncio.sleep(0.05)
+
+
 async def connected(port: int) -> Connection:
     _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
     return connection
@@ -122,6 +139,7 @@ async def asked(port: int, method: str, path: str, body: object = None) -> tuple
     finally:
         if connection.transport is not None:
             connection.transport.close()
+            await asyncio.sleep(0)
 
 
 # What was measured
@@ -175,6 +193,7 @@ async def closed_loop(port: int, requests: Iterator[bytes], clients: int, second
             load.note(status, time.perf_counter() - start)
             if status >= 400:
                 await asyncio.sleep(0.05)
+        await closed([connection])
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -185,7 +204,7 @@ async def closed_loop(port: int, requests: Iterator[bytes], clients: int, second
 async def open_loop(port: int, requests: Iterator[bytes], rate: float, seconds: float, most: int) -> Load:
     """Arrivals at random times, ``rate`` a second, over at most ``most`` connections, whoever still waits."""
     load, draw, idle = Load(DEADLINE), random.Random(0), list[Connection]()
-    opened, running = count(), set[asyncio.Task[None]]()
+    running = set[asyncio.Task[None]]()
 
     async def once(request: bytes) -> None:
         start = time.perf_counter()
@@ -207,10 +226,10 @@ async def open_loop(port: int, requests: Iterator[bytes], rate: float, seconds: 
         task = asyncio.create_task(once(next(requests)))
         running.add(task)
         task.add_done_callback(running.discard)
-        next(opened)
     if running:
         await asyncio.wait(running)
     load.span = time.perf_counter() - start
+    await closed(idle)
     return load
 
 
@@ -244,7 +263,7 @@ def served(folder: Path, log: Path, *options: str) -> Iterator[Server]:
         )
     try:
         port = _until(lambda: _port(log, process), 120, log)
-        _until(lambda: asyncio.run(_is_ready(port)), 300, log)
+        _until(lambda: run(_is_ready(port)), 300, log)
         yield Server(process, port)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -328,14 +347,14 @@ def closed_loops(
             for texts in ("new", "again"):
                 questions = Questions(data)
                 requests = questions.new() if texts == "new" else questions.again()
-                load = asyncio.run(loop_of(server, requests, args.clients, args.seconds, args.warm))
+                load = run(loop_of(server, requests, args.clients, args.seconds, args.warm))
                 figure = load.figures()
                 reached[batching, texts] = figure["throughput"]
                 what = f"closed loop, {batching}, {'texts are new' if texts == 'new' else 'vectors known'}"
                 figures.append({"what": what, "clients": args.clients, **figure, **_peak(server)})
             if batching == "batched":
                 for clients in args.more_clients:
-                    load = asyncio.run(loop_of(server, Questions(data).new(), clients, args.seconds / 3, args.warm))
+                    load = run(loop_of(server, Questions(data).new(), clients, args.seconds / 3, args.warm))
                     row = {"what": "closed loop, batched, texts are new", "clients": clients}
                     figures.append({**row, **load.figures(), **_peak(server)})
     ratios = {
@@ -353,7 +372,7 @@ def open_loops(
         for share in (0.5, 0.8, OVERLOAD):
             rate = max(1.0, share * capacity)
             requests = Questions(data, timeout=DEADLINE).new()
-            load = asyncio.run(open_loop(server.port, requests, rate, args.seconds / 2, args.connections))
+            load = run(open_loop(server.port, requests, rate, args.seconds / 2, args.connections))
             row = {"what": f"open loop, {share:g} x capacity, {DEADLINE:g} s allowed", "rate": round(rate, 1)}
             figures.append({**row, **load.figures(), **_peak(server)})
     return figures
@@ -362,7 +381,7 @@ def open_loops(
 def add_to_found(args: argparse.Namespace, folder: Path, log: Path) -> list[dict[str, Any]]:
     """Seconds from sending a message, ``wait`` set, to the end of a search that finds it."""
 
-    async def run(port: int) -> list[float]:
+    async def each(port: int) -> list[float]:
         spent = []
         for number in range(5 if args.quick else 30):
             text = f"The code of locker {number} is {number * 7919}."
@@ -378,7 +397,7 @@ def add_to_found(args: argparse.Namespace, folder: Path, log: Path) -> list[dict
         return spent
 
     with served(folder, log, *args.options) as server:
-        load = Load(seconds=asyncio.run(run(server.port)), span=1.0)
+        load = Load(seconds=run(each(server.port)), span=1.0)
     return [{"what": "add to found, alone", "clients": 1, **{k: v for k, v in load.figures().items() if k[0] == "p"}}]
 
 
@@ -413,16 +432,16 @@ def peer(args: argparse.Namespace, folder: Path, data: Dataset, log: Path) -> li
         return homes
 
     with tempfile.TemporaryDirectory() as held, log.open("ab") as file:
-        run = [command, "run", "--path", held, "--port", str(port)]
-        process = subprocess.Popen(run, stdout=file, stderr=file, env={**os.environ, "ANONYMIZED_TELEMETRY": "False"})
+        start = [command, "run", "--path", held, "--port", str(port)]
+        process = subprocess.Popen(start, stdout=file, stderr=file, env={**os.environ, "ANONYMIZED_TELEMETRY": "False"})
         try:
-            _until(lambda: asyncio.run(_answers(port, "/api/v2/heartbeat")), 60, log)
-            homes = asyncio.run(fill())
+            _until(lambda: run(_answers(port, "/api/v2/heartbeat")), 60, log)
+            homes = run(fill())
             requests = cycle(
                 http("POST", f"{base}/{homes[q.boundary]}/query", {"query_embeddings": [vector], "n_results": 10})
                 for q, vector in zip(questions, vectors, strict=True)
             )
-            load = asyncio.run(loop_of(Server(process, port), requests, args.clients, args.seconds / 2, args.warm))
+            load = run(loop_of(Server(process, port), requests, args.clients, args.seconds / 2, args.warm))
             row = {"what": "peer: Chroma, vectors known, nearest 10", "clients": args.clients}
             return [{**row, **load.figures(), **_peak(Server(process, port))}]
         finally:
@@ -480,6 +499,7 @@ def soak(args: argparse.Namespace, folder: Path, data: Dataset, log: Path) -> di
                 await asyncio.sleep(0.2)
             elif status >= 300:
                 errors.append(f"{status} {said[:200]!r}")
+        await closed([connection])
 
     async def sample(server: Server, end: float) -> None:
         while time.monotonic() < end:
@@ -496,7 +516,7 @@ def soak(args: argparse.Namespace, folder: Path, data: Dataset, log: Path) -> di
                 return len(kept.keys() - held) + len(held - kept.keys())
             cursor = f"&cursor={page['next_cursor']}"
 
-    async def run(server: Server) -> int:
+    async def whole(server: Server) -> int:
         end = time.monotonic() + args.soak
         requests = Questions(data).new()
         clients = [act(server.port, random.Random(seed), requests, end) for seed in range(args.soak_clients)]
@@ -504,7 +524,7 @@ def soak(args: argparse.Namespace, folder: Path, data: Dataset, log: Path) -> di
         return await missing(server.port)
 
     with served(folder, log, *args.options) as server:
-        lost = asyncio.run(run(server))
+        lost = run(whole(server))
         peak = _peak(server)
     half = [held for at, held in samples if at > args.soak / 2] or [0]
     thirds = [held for at, held in samples if at > args.soak * 5 / 6] or [0]
@@ -541,10 +561,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.warm = min(3.0, args.seconds / 5)
     args.more_clients = () if args.quick else (1, 8, 200)
     args.options = ("--threads", str(args.threads), "--memory-budget", args.memory_budget)
-    with suppress(ImportError):
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     if args.locomo:
         data = load_dataset("locomo", args.locomo)
     else:
