@@ -143,14 +143,17 @@ def _best(first: int, last: int, given: Any, step: Any, segments: Any, value: An
             sums[i] = np.int32(np.float32(sums[i]))  # what is equal as a score is equal
         for m in range(len(segments) - 1):
             start = segments[m]
-            held = _top(sums[start : segments[m + 1]], k, keys)
+            own = sums[start : segments[m + 1]]
+            held = _top_of_many(own, k, keys) if len(own) > MANY else _top(own, k, keys)
             for i in range(held):
                 value[s, m, i] = np.float32(keys[i] >> 32) * step[s]
                 found[s, m, i] = start + (_LAST_ROW - (keys[i] & 0xFFFFFFFF))
 
 
 _LAST_ROW = 0x7FFFFFFF
+_LOWEST = -0x80000000
 BUCKETS = 1 << 9
+MANY = 1 << 11
 
 
 @njit(nogil=True, cache=True)
@@ -184,6 +187,37 @@ def _top(sums: Any, k: int, keys: Any) -> int:
             ties += lowest
             keys[held] = (np.int64(sums[i]) << 32) | (_LAST_ROW - i)
             held += 1
+    _order(keys, held, min(k, held))
+    return min(k, held)
+
+
+@njit(nogil=True, cache=True)
+def _top_of_many(sums: Any, k: int, keys: Any) -> int:
+    """`_top` of so many rows that most are never looked at one by one: where ``k`` blocks of them hold something as
+    high as ``bar``, what is below it is not among the ``k`` highest."""
+    size = max(1, len(sums) // (2 * k))
+    blocks = len(sums) // size
+    bar = np.int64(_LOWEST)
+    peaks = np.empty(blocks, np.int64)
+    for b in range(blocks):
+        block = sums[b * size : (b + 1) * size]
+        peak = np.int64(_LOWEST)
+        for i in range(len(block)):
+            peak = max(peak, np.int64(block[i]))
+        peaks[b] = keys[b] = peak
+    if blocks >= k:
+        _order(keys, blocks, k)
+        bar = keys[k - 1]
+    held = ties = 0
+    for b in range(blocks + 1):
+        if b < blocks and peaks[b] < bar:
+            continue
+        block = sums[b * size : (b + 1) * size]
+        for i in range(len(block)):
+            if block[i] > bar or (block[i] == bar and ties < k):
+                ties += block[i] == bar
+                keys[held] = (np.int64(block[i]) << 32) | (_LAST_ROW - (b * size + i))
+                held += 1
     _order(keys, held, min(k, held))
     return min(k, held)
 

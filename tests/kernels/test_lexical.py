@@ -13,7 +13,7 @@ from zeromem_torch.bank import Postings, axis_of
 from zeromem_torch.retrieval.lexical import LexicalScores
 
 
-@pytest.mark.parametrize("rows", [*SIZES, 1000])
+@pytest.mark.parametrize("rows", [*SIZES, 1000, 9000])
 @pytest.mark.parametrize("slots", [0, 1, 7, 129])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_numba_gives_the_bits_of_torch(rows: int, slots: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
