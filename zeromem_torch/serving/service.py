@@ -44,8 +44,10 @@ MANAGERS = 256
 """Handle sessions that are kept; one that was dropped begins anew, with an empty context log."""
 PROBES = ((1, 8), (8, 8), (32, 8), (1, 96), (8, 96), (32, 96))
 """Queries and turns of the batches that the cost model is fitted to."""
-INSIDE = 0.8
+INSIDE = 0.75
 """Of the time that a request has; the rest is for its way in and out, on a machine where others compute too."""
+PULSE = 0.05
+"""Seconds between two looks at how late the event loop is."""
 LOOK = 0.2
 """Seconds that a look at the sizes may wait for a batch to end."""
 READS = frozenset({"memory_retrieve", "memory_query", "memory_materialize"})
@@ -126,6 +128,8 @@ class MemoryService:
         self._state = "starting"
         if allocator is None and plan is not None and plan.on_gpu:
             allocator = TorchAllocator(memory.device)
+        self._lag = 0.0  # seconds by which the event loop is late: a request waits so long before we see it
+        self._pulse: asyncio.Task[None] | None = None
         self._allocator, self._held = allocator, None if allocator is None else held(allocator)
 
     # Life
@@ -141,12 +145,15 @@ class MemoryService:
             self.watch.start()
         self._batcher.start()
         self._batcher.poke()
+        self._pulse = self._loop.create_task(self._feel_lag())
         self._state = ""
 
     async def stop(self, drain_seconds: float = 30.0) -> bool:
         """Refuse what comes, finish what waits, and index while there is time; whether nothing was left to do."""
         self._state = "closing"
         done = await self._batcher.drain(drain_seconds)
+        if self._pulse is not None:
+            self._pulse.cancel()
         if self.watch is not None:
             self.watch.stop()
         for future in self._waiters:
@@ -475,14 +482,22 @@ class MemoryService:
 
     # What every method needs
 
+    async def _feel_lag(self) -> None:
+        """Quick to rise, slow to fall."""
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(PULSE)
+            self._lag = max(time.monotonic() - start - PULSE, 0.8 * self._lag)
+
     def _deadline(self, timeout: float | None) -> float:
         """When an answer has to be there, so that it reaches the client in time."""
         own = self.limits
         if timeout is None:
-            return time.monotonic() + INSIDE * own.timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= own.longest_timeout:
+            timeout = own.timeout
+        elif not isinstance(timeout, int | float) or not 0 < timeout <= own.longest_timeout or timeout is True:
             raise ZeroMemError.of("timeout", f"seconds, at most {own.longest_timeout:g}", timeout, "leave it out")
-        return time.monotonic() + INSIDE * timeout
+        # On its way in it waited about as long as the loop is late, and will again on its way out.
+        return time.monotonic() + max(INSIDE * timeout - 2 * self._lag, 0.0)
 
     async def _at_home(
         self,
