@@ -941,3 +941,30 @@ def test_a_batch_grows_only_while_its_first_deadline_is_met() -> None:
     assert len(waiting(200, first=0.01).take(0.0, predict)[0]) == ENOUGH
     assert len(waiting(200, first=0.01).take(0.0)[0]) == 200  # nothing is known of what they take
     assert len(waiting(7, first=0.01).take(0.0, predict)[0]) == 7
+
+
+def test_who_was_answered_together_is_waited_for_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeromem_torch.serving.batcher.LINGER", 1.0)  # a busy machine may take longer than it does
+    sizes: list[int] = []
+
+    def run(items: Sequence[int]) -> Sequence[int]:
+        sizes.append(len(items))
+        return list(items)
+
+    async def ask(batcher: MicroBatcher[int, int], times: int) -> None:
+        for number in range(times):
+            await batcher.submit([number], [(1, 1)], deadline=batcher.clock() + 30)
+
+    async def main() -> None:
+        batcher: MicroBatcher[int, int] = MicroBatcher(run, Batching(256, 10_000, 10_000, 1000))
+        batcher.start()
+        await asyncio.gather(*(ask(batcher, 20) for _ in range(32)))
+        many = len(sizes)
+        await ask(batcher, 5)  # alone nobody is waited for for long
+        assert sizes[many:] == [1] * 5
+        assert await batcher.drain(5)
+
+    asyncio.run(main())
+    assert sum(sizes) == 32 * 20 + 5
+    whole = [size for size in sizes if size >= 16]
+    assert sum(whole) > 0.8 * 32 * 20, sizes

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 CALLS_AT_ONCE, CALL_SECONDS = 64, 0.05
 """How many calls, and for how long, may hold up queries that wait."""
+MANY, LINGER = 8, 0.005
+"""Queries of a batch whose clients may ask again at once, and seconds that the first of them waits for half of them."""
 PAUSE = 5.0
 """Seconds that indexing rests after an error, unless there is new work before."""
 LOOK_AGAIN = 0.25
@@ -109,6 +111,7 @@ class MicroBatcher(Generic[Q, R]):
         self._call_seconds = self._step_seconds = 0.0  # running means
         self._busy_until = -math.inf  # predicted; -inf when nothing runs
         self._more = False  # background work
+        self._returning, self._linger_until = 0, -math.inf
         self._rest_until = -math.inf
         self._credit = 0.0  # seconds that indexing may take now; below 0 it took too much
         self._counted_to = 0.0  # the credit is reckoned up to this time
@@ -314,6 +317,10 @@ class MicroBatcher(Generic[Q, R]):
                 if self._may_index(now, waits):
                     self._busy_until = now + self._step_seconds
                     return self._index
+                if self._queue.depth < self._returning and now < self._linger_until:
+                    if not self._changed.wait(self._linger_until - now):
+                        self._linger_until = -math.inf
+                    continue
                 if batch := self._take(now):
                     tokens, nbytes = sum(work.tokens for work in batch), sum(work.nbytes for work in batch)
                     self._busy_until, self._held_up = now + self.cost.predict(tokens, nbytes), True
@@ -325,6 +332,11 @@ class MicroBatcher(Generic[Q, R]):
                 self._idle = True
                 self._changed.wait(self._until_indexing(now))
                 self._idle = False
+
+    def _linger(self, answered: int, now: float) -> None:
+        """Those who were answered together mostly ask again together: the first of them waits a little for the rest."""
+        self._returning = answered // 2 if answered >= MANY else 0
+        self._linger_until = now + LINGER
 
     def _next_call(self, now: float) -> Callable[[], None]:
         if not self._calls_run:
@@ -441,6 +453,7 @@ class MicroBatcher(Generic[Q, R]):
         finished: list[Asked[R]] = []
         whole = self._run(batch, finished)
         ended = self.clock()
+        self._linger(len(batch), ended)
         if whole:  # a batch that was run in pieces says nothing about its cost
             self.cost.observe(tokens, nbytes, ended - began)
         if finished:

@@ -44,8 +44,9 @@ MANAGERS = 256
 """Handle sessions that are kept; one that was dropped begins anew, with an empty context log."""
 PROBES = ((1, 8), (8, 8), (32, 8), (1, 96), (8, 96), (32, 96))
 """Queries and turns of the batches that the cost model is fitted to."""
-INSIDE = 0.75
-"""Of the time that a request has; the rest is for its way in and out, on a machine where others compute too."""
+INSIDE = 0.5
+"""Of the time that a request has. The rest is for its way in and out, and for batches that take longer than predicted
+because the thread that refuses what is too much takes the interpreter from the one that computes."""
 PULSE = 0.05
 """Seconds between two looks at how late the event loop is."""
 LOOK = 0.2
