@@ -696,6 +696,7 @@ CALLS = [
     *(["handles", name] for name in ("store", "get", "query", "materialize", "forget")),
     *(["keys", name] for name in ("make", "list", "revoke")),
     ["eval", "retrieval"],
+    ["train", "router"],
 ]
 
 

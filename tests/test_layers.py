@@ -44,7 +44,7 @@ IMPORTERS_ASIDE = {
     "reader": {"answering", "library", "evaluation", "serving", "demo", "cli"},
 }
 # Peers of one layer stay apart, apart from these.
-PEERS = {("bank", "sparse")}
+PEERS = {("bank", "sparse"), ("training", "evaluation")}
 
 OPTIONAL = {
     "FlagEmbedding", "cupy", "fastapi", "mcp", "opentelemetry", "prometheus_client", "spacy", "starlette",

@@ -796,6 +796,18 @@ class ZeroMem:
             queries, evidence, reader, token_budget=reader_budget, calibrate=calibrate, abstain=abstain
         )
 
+    def use(self, checkpoint: str | os.PathLike[str]) -> None:
+        """Route and rank by what `zeromem train router` learned; what is stored, and how it is read, stays."""
+        with self._operation():
+            pipeline = ZeroMemPipeline.from_pretrained(checkpoint)
+            own = self.config
+            pipeline.config = replace(
+                pipeline.config, encoder=own.encoder, substrate=own.substrate, signals=own.signals, compute=own.compute
+            )
+            pipeline.signals = self.pipeline.signals
+            self.config, self.pipeline = pipeline.config, pipeline
+            self._searcher.follow(pipeline)
+
     def batches(
         self, queries: Sequence[str], boundaries: Sequence[str], times: Sequence[datetime | None]
     ) -> Iterator[Batch]:

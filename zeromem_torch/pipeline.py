@@ -20,11 +20,12 @@ from zeromem_torch.retrieval.fusion import ViewFusion
 from zeromem_torch.retrieval.graph import GraphView
 from zeromem_torch.retrieval.hierarchy import HierarchyView, prune_episodes
 from zeromem_torch.retrieval.signals import Signals, UnitSignals
+from zeromem_torch.routing.features import Asked
 from zeromem_torch.routing.queries import QueryBatch
-from zeromem_torch.routing.router import RuleRouter
+from zeromem_torch.routing.router import RuleRouter, Weighed, made
 from zeromem_torch.substrate.traces import ZeroMemError
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, ROUTER = "config.json", "model.safetensors", "router.json"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Views:
     hierarchy: Float[Tensor, "slots units"]
     graph_weight: Float[Tensor, "slots memories"]
     reset_reason: Int[Tensor, "slots memories"]
+    bonus: Float[Tensor, "slots units"] | None = None  # that a learned router adds to what is fused
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class ZeroMemPipeline(nn.Module):
             precision=config.compute.states,
             backend=config.compute.backend,
         )
-        self.router = RuleRouter(config.routing.rho)
+        self.router: nn.Module = RuleRouter(config.routing.rho)
         self.graph = GraphView(
             config.graph.prior.to_dict(),
             config.graph.exact.to_dict(),
@@ -77,9 +79,7 @@ class ZeroMemPipeline(nn.Module):
             backend=config.compute.backend,
         )
         self.hierarchy = HierarchyView(config.hierarchy.weights.to_dict())
-        self.fusion = ViewFusion(
-            config.fusion.graph_contrast, config.fusion.hierarchy_contrast, config.compute.backend
-        )
+        self.fusion = ViewFusion(config.fusion.graph_contrast, config.fusion.hierarchy_contrast, config.compute.backend)
         self.closure = Closure(config.closure.neighbour, config.closure.graph, config.compute.backend)
         self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
 
@@ -88,6 +88,9 @@ class ZeroMemPipeline(nn.Module):
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file({name: value.contiguous() for name, value in self.state_dict().items()}, Path(folder) / WEIGHTS)
         (Path(folder) / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=1) + "\n", encoding="utf-8")
+        if not isinstance(self.router, RuleRouter):
+            told = {"kind": getattr(self.router, "kind", "learned"), **self.router.spec}  # type: ignore[dict-item]
+            (Path(folder) / ROUTER).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> Self:
@@ -95,8 +98,11 @@ class ZeroMemPipeline(nn.Module):
         try:
             config = ZeroMemConfig.from_dict(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")), CONFIG)
             pipeline = cls(config)
+            if (Path(folder) / ROUTER).exists():
+                told = json.loads((Path(folder) / ROUTER).read_text(encoding="utf-8"))
+                pipeline.router = made(told.pop("kind"), told)
             pipeline.load_state_dict(load_file(Path(folder) / WEIGHTS))
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
             expected = f"a folder with {CONFIG} and {WEIGHTS}, as save_pretrained writes it"
             raise ZeroMemError.of("pipeline", expected, str(folder), f"check it ({error})") from error
         return pipeline
@@ -108,22 +114,34 @@ class ZeroMemPipeline(nn.Module):
         return views, self.select(views, bank, top_k, longest)
 
     def views(self, batch: QueryBatch, bank: MemoryBank) -> Views:
+        return self.views_of(batch, bank, self.signals(batch, bank))
+
+    def views_of(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> Views:
+        """The same of signals that are there already."""
         units = bank.axes["units"]
-        signals = self.signals(batch, bank)
-        graph = self.graph(batch, bank, signals)
-        hierarchy = self.hierarchy(signals)
+        own = self._weighed(batch, bank, signals)
+        graph = self.graph(own.batch, bank, own.signals, own.damping, own.decay)
+        hierarchy = self.hierarchy(own.signals)
         if self.config.hierarchy.keep_episodes:
             hierarchy = prune_episodes(hierarchy, bank, self.config.hierarchy.keep_episodes)
-        return Views(
-            signals,
-            segment_minmax(graph.units, units),
-            segment_minmax(hierarchy, units),
-            self.graph_weight(batch),
-            graph.reason,
+        both = segment_minmax(graph.units, units), segment_minmax(hierarchy, units)
+        if isinstance(self.router, RuleRouter):
+            return Views(signals, *both, self.graph_weight(batch), graph.reason)
+        asked = Asked(batch, bank, signals, *both)
+        return Views(signals, *both, self._routed(self.router(asked)), graph.reason, self.router.added(asked))  # type: ignore[operator]
+
+    def _weighed(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> Weighed:
+        if isinstance(self.router, RuleRouter):
+            return Weighed(batch, signals)
+        own: Weighed = self.router.weighed(  # type: ignore[operator]
+            Asked(batch, bank, signals), self.graph.walk.damping, self.graph.propagate.decay
         )
+        return own
 
     def graph_weight(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
-        weight: Tensor = self.router(batch)
+        return self._routed(self.router(batch))
+
+    def _routed(self, weight: Tensor) -> Tensor:
         alone = {"graph": 1.0, "hierarchy": 0.0}.get(self.config.routing.views)
         return weight if alone is None else torch.full_like(weight, alone)
 
@@ -142,7 +160,9 @@ class ZeroMemPipeline(nn.Module):
         Without ``close`` or ``calibrate`` that stage passes on what it was given.
         """
         units, backend = bank.axes["units"], self.config.compute.backend
-        fused, main = self.fusion.best(views.graph, views.hierarchy, views.graph_weight, units, top_k)
+        fused, main = self.fusion.best(
+            views.graph, views.hierarchy, views.graph_weight, units, top_k, bonus=views.bonus
+        )
         support = self.closure(fused, main, bank) if close else Support.none(fused)
         supported = fused + support.neighbour + support.graph
         in_main = member_mask(main, units.size)

@@ -98,6 +98,10 @@ class Searcher:
         self._residents = None if here else Residents(device, memories.budget)
         self._analyse = Analyzer(config.substrate.stop_words, config.substrate.stemmer or None)
 
+    def follow(self, pipeline: ZeroMemPipeline) -> None:
+        """Search by this pipeline from now on."""
+        self.config, self.pipeline = pipeline.config, pipeline.to(self.device).eval()
+
     def release(self) -> None:
         """Drop the tensors on the device."""
         self._banks.clear()

@@ -45,6 +45,7 @@ COMMANDS = {
     "mcp": ("mcp", "serve a memory to a model's tools over stdio"),
     "handles": ("handles", "store and open entries by typed references"),
     "demo": ("evaluate", "store shipped conversations and answer questions about them"),
+    "train": ("train", "learn the weights of routing and ranking"),
     "eval": ("evaluate", "measure systems on a benchmark"),
     "report": ("qa", "show measured answers as one page"),
 }

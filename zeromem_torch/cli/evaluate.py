@@ -79,6 +79,9 @@ def _retrieval_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--systems", default=",".join(SYSTEMS), metavar="A,B", help=f"some of {', '.join(SYSTEMS)} (default: all)"
     )
+    parser.add_argument(
+        "--router", type=Path, metavar="CHECKPOINT", help="route and rank by what `zeromem train router` wrote there"
+    )
     parser.add_argument("--audited", action="store_true", help="locomo: citations as corrected by label_errors.json")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions")
     parser.add_argument("--misses", type=positive, metavar="N", help="print N misses of zeromem, by kind")
@@ -109,7 +112,8 @@ def _eval_retrieval(options: argparse.Namespace) -> int:
     if options.json:
         check_writable(options.json)
     kept: dict[str, dict[str, Found]] = {}
-    result = run_retrieval(data, systems, cached_encoder(options, config), config, device=options.device, kept=kept)
+    encoder = cached_encoder(options, config)
+    result = run_retrieval(data, systems, encoder, config, device=options.device, kept=kept, router=options.router)
     for line in table(result):
         print(line)
     if options.misses and "zeromem" in kept:

@@ -61,8 +61,9 @@ def run_retrieval(
     *,
     device: str = "cpu",
     kept: dict[str, dict[str, Found]] | None = None,
+    router: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure systems on a data set; the result is JSON, as the README shows it.
+    """Measure systems on a data set; the result is JSON, as the README shows it. ``router``: see `ZeroMem.use`.
 
     ``kept``, if given, is filled with what each system found for each question id.
     """
@@ -77,6 +78,8 @@ def run_retrieval(
     seconds: dict[str, float] = {}
     found: dict[str, dict[str, Found]] = {}
     memory = ZeroMem(config, encoder=encoder, device=device)
+    if router is not None:
+        memory.use(router)
     variants = [name for name in systems if name in VARIANTS]
     if variants:
         memory.add(data.traces)
@@ -98,8 +101,9 @@ def run_retrieval(
         "traces": len(data.traces),
         "encoder": encoder.fingerprint,
         "entities": list(memory.extractors),
-        "config": config.to_dict(),
+        "config": memory.config.to_dict(),
         "device": device,
+        **({"router": router.name} if router is not None else {}),
         **provenance(),
         "seconds": {**memory.timings, **seconds},
         "systems": {

@@ -72,8 +72,11 @@ class ViewFusion(nn.Module):
         return fused, rows
 
 
-def raised(scores: Float[Tensor, "..."], power: float) -> Float[Tensor, "..."]:
+def raised(scores: Float[Tensor, "..."], power: float | Float[Tensor, ""]) -> Float[Tensor, "..."]:
     """``scores ** power``; a whole power is multiplied out, which takes a tenth of the time of another."""
+    if isinstance(power, Tensor):  # to be learned: ln 0 is kept out of both derivatives
+        some = scores > 0
+        return torch.where(some, torch.where(some, scores, 1) ** power, 0)
     whole = int(power)
     if whole != power or not 0 < whole <= 64:
         return scores**power

@@ -65,14 +65,22 @@ class GraphView(nn.Module):
         self.walk = PersonalizedPageRank(damping, backend=backend)
         self.sharpness, self.affinity, self.named = sharpness, affinity, named
 
-    def forward(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> GraphScores:
+    def forward(
+        self,
+        batch: QueryBatch,
+        bank: MemoryBank,
+        signals: Signals,
+        damping: Float[Tensor, "..."] | None = None,  # in place of the view's own, see the walk
+        decay: Float[Tensor, "..."] | None = None,  # likewise, see the propagation
+    ) -> GraphScores:
         units, entities, nodes = bank.axes["units"], bank.axes["entities"], bank.axes["nodes"]
         seeds = batch.entities.dense(batch.slots, entities.size)
         similarity = self.similarity(batch.vectors, bank.sentence_vectors, bank.axes["sentences"])
-        activation = self.propagate(seeds, similarity, bank.mentions, bank.mentions_t, entities)
+        activation = self.propagate(seeds, similarity, bank.mentions, bank.mentions_t, entities, decay)
         prior = raised(segment_minmax(self.prior(signals), units), self.sharpness)
         reset, reason = self._reset(prior, activation, bank)
-        mass = self.walk(reset, bank.adjacency, bank.adjacency_t, nodes, self._liking(batch, bank, signals))
+        liking = self._liking(batch, bank, signals)
+        mass = self.walk(reset, bank.adjacency, bank.adjacency_t, nodes, liking, damping)
         scores = bank.at_units(mass).clamp(min=0)
         flat = segment_minmax((scores + 1e-30) ** (1 / self.sharpness), units)
         return GraphScores(flat + self.exact(signals), activation, reason)

@@ -64,16 +64,20 @@ class PersonalizedPageRank(nn.Module):
         adjacency_t: Csr,
         nodes: Axis,
         affinity: Float[Tensor, "slots nodes"] | None = None,  # g, not negative
-        damping: Float[Tensor, ""] | float | None = None,  # in place of the module's own, to be learned
+        damping: Float[Tensor, "..."] | float | None = None,  # not the module's own: one, or one a slot and memory
     ) -> Float[Tensor, "slots nodes"]:
         gamma = self.damping if damping is None else damping
+        shorter: Tensor | None = None
+        if isinstance(gamma, Tensor) and gamma.dim():  # the largest walks; a step of the others counts for less
+            most = gamma.detach().amax().clamp(min=1e-6)
+            shorter, gamma = nodes.spread(gamma / most).T, most
         rate = float(gamma.detach() if isinstance(gamma, Tensor) else gamma)
         steps = power_steps(rate, self.tolerance)
-        inputs = (reset, adjacency.val, adjacency_t.val, affinity, gamma)
+        inputs = (reset, adjacency.val, adjacency_t.val, affinity, gamma, shorter)
         needs_grad = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         choice = choose(
             "pagerank" if self.solver == "power" else "spmm",
-            self.backend,
+            self.backend if shorter is None else "torch",
             device=reset.device,
             dtype=reset.dtype,
             needs_grad=needs_grad,
@@ -98,7 +102,8 @@ class PersonalizedPageRank(nn.Module):
                 raise ValueError('expected a symmetric adjacency for solver="chebyshev"; use solver="power"')
             fewer = chebyshev_steps(rate, self.tolerance, _unevenness(liking * leaving, nodes))
             solver, steps = ("chebyshev", fewer) if fewer < steps else ("power", steps)
-        mass = walk(adjacency_t, adjacency, liking, share, start, gamma, steps, solver=solver, backend=choice.name)
+        arriving = liking if shorter is None else liking * shorter
+        mass = walk(adjacency_t, adjacency, arriving, share, start, gamma, steps, solver=solver, backend=choice.name)
         # in double: a float sum over all nodes of a large memory would be off by more than the tolerance
         total = segment_sum(mass.T.double(), nodes.segment, nodes.segments).clamp(min=1e-30).to(mass.dtype)
         return mass.T / total[:, nodes.segment]

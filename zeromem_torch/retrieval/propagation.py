@@ -33,11 +33,13 @@ class EntityPropagation(nn.Module):
         mentions: Csr,  # M, sentences x entities
         mentions_t: Csr,
         entities: Axis,
+        decay: Float[Tensor, "..."] | None = None,  # in place of the module's own, one or one a slot and memory
     ) -> Float[Tensor, "slots entities"]:
         inputs = (seeds, similarity, mentions.val, mentions_t.val)
+        kept = self.decay if decay is None else decay
         choice = choose(
             "propagation",
-            self.backend,
+            self.backend if decay is None else "torch",
             device=seeds.device,
             dtype=seeds.dtype,
             needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in inputs),
@@ -55,7 +57,7 @@ class EntityPropagation(nn.Module):
             reached = mentions.times(hop.T.contiguous(), choice.name)
             spread = mentions_t.times(relevance * reached, choice.name).T
             arrived = segment_sum(spread, entities.segment, entities.segments)
-            scale = self.decay * mass / arrived.clamp(min=1e-12)
+            scale = kept * mass / arrived.clamp(min=1e-12)
             hop = spread * scale[:, entities.segment]
             total = total + hop
         return total

@@ -1,0 +1,65 @@
+"""The examples of docs/extending.md run, and what they add is trained like our own."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_evaluation_run import DATA
+from toys import RULES, HashEncoder
+
+from zeromem_torch.library import ZeroMem
+from zeromem_torch.routing import features, router
+from zeromem_torch.training import losses
+from zeromem_torch.training.cache import cached
+from zeromem_torch.training.fit import fit
+from zeromem_torch.training.settings import Stage, TrainingSettings
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def example() -> Iterator[dict[str, Any]]:
+    """What the page defines; what it registers is taken out again."""
+    tables: list[dict[str, Any]] = [features.FEATURES, losses.LOSSES, router.ROUTERS]
+    before = [dict(table) for table in tables]
+    shared: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(block, "extending.md", "exec"), shared)
+    yield shared
+    for table, held in zip(tables, before, strict=True):
+        table.clear()
+        table.update(held)
+
+
+def test_what_the_page_adds_is_trained(example: dict[str, Any], tmp_path: Path) -> None:
+    memory = ZeroMem(RULES, encoder=HashEncoder())
+    memory.add(DATA.traces)
+    questions = cached(memory, DATA)
+    settings = TrainingSettings(
+        stages=(Stage(("route", "bonus"), epochs=2),),
+        loss="margin",
+        router="cautious",
+        features=(*features.DEFAULT, "dates_asked"),
+        refit=False,
+    )
+    made, _ = fit(RULES, questions, (), settings)
+    assert isinstance(made.router, example["Cautious"])
+    pipeline = made.pipeline()
+    pipeline.save_pretrained(tmp_path)
+    memory.use(tmp_path)
+    assert isinstance(memory.pipeline.router, example["Cautious"])
+    assert 0.2 <= memory.search("Where was the boat bought?", boundary="a").rho <= 0.8
+
+
+@torch.no_grad()
+def test_a_view_of_the_page_ranks(example: dict[str, Any]) -> None:
+    memory = ZeroMem(RULES, encoder=HashEncoder())
+    memory.add(DATA.traces)
+    (own, _) = cached(memory, DATA)
+    views = example["pipeline"].views_of(own.batch, own.bank, own.signals)
+    plain = memory.pipeline.views_of(own.batch, own.bank, own.signals)
+    assert torch.equal(views.graph, plain.graph)
+    assert not torch.equal(views.hierarchy, plain.hierarchy)

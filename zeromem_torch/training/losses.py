@@ -1,0 +1,72 @@
+"""Listwise losses on the scores of a query's units. A new one is a class here and its name in `LOSSES`."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from zeromem_torch.errors import ZeroMemError, nearest
+
+
+class Listwise(nn.Module):
+    """Softmax cross-entropy: ``- mean over evidence of ln softmax(score)``, evidence spread evenly."""
+
+    def forward(
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"]
+    ) -> Float[Tensor, " slots"]:
+        wanted = gold.to(scores.dtype)
+        return -(scores.log_softmax(1) * wanted).sum(1) / wanted.sum(1).clamp(min=1)
+
+
+class RankNet(nn.Module):
+    """``ln(1 + e^(s_u - s_e))``, mean over evidence e and the ``hardest`` other units u."""
+
+    def __init__(self, hardest: int = 50) -> None:
+        super().__init__()
+        self.hardest = hardest
+
+    def forward(
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"]
+    ) -> Float[Tensor, " slots"]:
+        others = scores.masked_fill(gold, -torch.inf).topk(min(self.hardest, scores.shape[1]), dim=1).values
+        behind = softplus(others[:, None, :] - scores[..., None]).mean(2)  # of a unit of -inf: 0
+        wanted = gold.to(scores.dtype)
+        return (behind * wanted).sum(1) / wanted.sum(1).clamp(min=1)
+
+
+class ApproximateRecall(nn.Module):
+    """One minus a soft recall@k: evidence counts by ``sigma(k + 1/2 - rank)``, its rank being
+
+    ``1 + sum over other units of sigma(s_u - s_e)``.
+    """
+
+    def __init__(self, k: int = 5) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"]
+    ) -> Float[Tensor, " slots"]:
+        slot, row = gold.nonzero(as_tuple=True)
+        above = torch.sigmoid(scores[slot] - scores[slot, row][:, None]).sum(1)
+        found = torch.sigmoid(self.k + 1 - above)  # a unit beside itself counts half: rank = 1/2 + above
+        total = torch.zeros_like(scores[:, 0]).index_add(0, slot, found)
+        return 1 - total / gold.sum(1).clamp(min=1)
+
+
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "listwise": Listwise,
+    "ranknet": RankNet,
+    "recall@5": ApproximateRecall,
+    "recall@10": partial(ApproximateRecall, 10),
+}
+
+
+def loss_of(name: str) -> nn.Module:
+    if name not in LOSSES:
+        advice = f"{nearest(name, LOSSES)}register it in training.losses.LOSSES"
+        raise ZeroMemError.of("loss", f"one of {', '.join(LOSSES)}", name, advice)
+    return LOSSES[name]()
