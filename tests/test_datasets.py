@@ -27,7 +27,7 @@ def write(tmp_path: Path) -> Write:
         text = "\n".join(json.dumps(row) for row in rows) + "\n" if ".jsonl" in name else json.dumps(rows)
         raw = text.encode()
         path = tmp_path / name
-        path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+        path.write_bytes(gzip.compress(raw, mtime=0) if name.endswith(".gz") else raw)
         return path
 
     return to
