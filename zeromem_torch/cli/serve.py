@@ -7,7 +7,6 @@ import ipaddress
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from zeromem_torch.serving.budget import Plan
 
 PORT = 8765
-SWITCH = 0.001
-"""Seconds after which the thread that computes lets the one that answers have the interpreter."""
 DRAIN = 30
 """Seconds that requests under way have to end when the server is told to stop."""
 _EXTRA = ("fastapi", "prometheus_client", "pydantic_core", "starlette", "uvicorn")
@@ -96,7 +93,6 @@ def _serve(options: argparse.Namespace) -> int:
     from zeromem_torch.serving.logs import set_up
     from zeromem_torch.serving.vllm import VllmWatch
 
-    sys.setswitchinterval(SWITCH)
     keys = Keys(options.memory / KEYS)
     local = _is_loopback(options.host)
     if not keys and not local:
