@@ -262,7 +262,8 @@ def maxsim(made: Made, precision: str = "stored") -> Case:
     alone = torch.arange(units, device=made.device)  # documents: every unit is a window of its own
     bank: Any = SimpleNamespace(
         axes=dict.fromkeys(("units", "windows", "members"), axis), member_window=alone, member_unit=alone,
-        states=lambda _: states, best_window=lambda scores: scores,
+        states=lambda _: states, token_states_of=lambda _: states.values, state_ptr=states.ptr,
+        states_by_memory=lambda _: ([states.values], [states.scale], [0]), best_window=lambda scores: scores,
     )  # fmt: skip
 
     def run(backend: str) -> Tensor:
