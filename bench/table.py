@@ -63,7 +63,7 @@ def read(path: Path) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
 
 
 def heading(made: Mapping[str, Any]) -> Iterator[str]:
-    threads = f"{made['threads']} thread{'s' * (made['threads'] > 1)}"
+    threads = _threads(made["threads"])
     by = f"{threads}, commit {made['commit'][:9]}, torch {made['versions']['torch']}"
     yield f"**{made['device']}**, {by}: `{made['command']}`"
     if rates := made.get("floors"):
@@ -72,6 +72,10 @@ def heading(made: Mapping[str, Any]) -> Iterator[str]:
     for line in made.get("skipped", ()):
         yield f"- left out: {line}"
     yield ""
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)}"
 
 
 def _spoken(name: str) -> str:
@@ -128,10 +132,10 @@ def operators(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> 
 
 
 def serving(made: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield from heading(made)
+    yield from heading({**made, "threads": made["server_threads"]})
     yield (
-        f"The server has {made['server_threads']} thread of PyTorch and a budget of {made['memory_budget']}; the load "
-        f"comes from another process on the same machine. {made['data']}: {made['traces']:,} traces."
+        f"Threads are those of the server's PyTorch; its budget is {made['memory_budget']}, and the load comes from "
+        f"another process on the same machine. {made['data']}: {made['traces']:,} traces."
     )
     yield ""
     if figures[0]["what"] == "soak":

@@ -11,6 +11,7 @@ from zeromem_torch.cli.options import (
     cached_encoder,
     check_writable,
     config_of,
+    dataset_arguments,
     describe,
     encoding_options,
     positive,
@@ -62,7 +63,6 @@ def _qa_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _retrieval_command(parser: argparse.ArgumentParser) -> None:
-    from zeromem_torch.evaluation.datasets import DATASETS
     from zeromem_torch.evaluation.run import SYSTEMS
 
     describe(
@@ -73,9 +73,7 @@ def _retrieval_command(parser: argparse.ArgumentParser) -> None:
         "zeromem eval retrieval hotpotqa --data questions.json.gz --corpus corpus.jsonl.gz --json out.json",
         "zeromem eval retrieval locomo --data locomo10.json --systems zeromem,context --limit 100",
     )
-    parser.add_argument("dataset", choices=list(DATASETS), metavar="DATASET", help=", ".join(DATASETS))
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help=".json, .jsonl, or either gzipped")
-    parser.add_argument("--corpus", type=Path, metavar="PATH", help="documents to search, for hotpotqa and 2wiki")
+    dataset_arguments(parser)
     parser.add_argument(
         "--systems", default=",".join(SYSTEMS), metavar="A,B", help=f"some of {', '.join(SYSTEMS)} (default: all)"
     )

@@ -9,10 +9,9 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from zeromem_torch.cli.options import MEMORY, compute_options, describe, maker_options, opened, say
+from zeromem_torch.cli.options import compute_options, describe, folder_option, maker_options, opened, say
 
 
 def mcp_command(parser: argparse.ArgumentParser) -> None:
@@ -27,14 +26,7 @@ def mcp_command(parser: argparse.ArgumentParser) -> None:
         "zeromem mcp ~/memory --boundary me",
         "ZEROMEM_KEY=zm_... zeromem mcp ~/memory",
     )
-    parser.add_argument(
-        "memory",
-        nargs="?",
-        type=Path,
-        default=Path(os.environ.get("ZEROMEM_MEMORY") or MEMORY),
-        metavar="FOLDER",
-        help=f"where the memory is (default: $ZEROMEM_MEMORY, else {MEMORY} in the working folder)",
-    )
+    folder_option(parser, "memory", nargs="?")
     parser.add_argument(
         "--boundary",
         metavar="NAME",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -54,14 +55,15 @@ def describe(parser: argparse.ArgumentParser, run: Run, about: str, *examples: s
 # Options
 
 
+def folder_option(parser: argparse.ArgumentParser, name: str, **settings: Any) -> None:
+    """Where the memory is: ``name`` is an option's, or that of an argument."""
+    default = Path(os.environ.get("ZEROMEM_MEMORY") or MEMORY)
+    about = f"where the memory is (default: $ZEROMEM_MEMORY, else {MEMORY} in the working folder)"
+    parser.add_argument(name, type=Path, default=default, metavar="FOLDER", help=about, **settings)
+
+
 def memory_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--memory",
-        type=Path,
-        default=Path(os.environ.get("ZEROMEM_MEMORY") or MEMORY),
-        metavar="FOLDER",
-        help=f"where the memory is (default: $ZEROMEM_MEMORY, else {MEMORY} in the working folder)",
-    )
+    folder_option(parser, "--memory")
     parser.add_argument("--json", action="store_true", help="write JSON to standard output, an object a line")
 
 
@@ -96,6 +98,14 @@ def encoding_options(parser: argparse.ArgumentParser) -> None:
         "--cache", type=Path, metavar="FILE", help="where encoded texts are kept (default: in the user's cache folder)"
     )
     compute_options(parser)
+
+
+def dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    from zeromem_torch.evaluation.datasets import DATASETS
+
+    parser.add_argument("dataset", choices=list(DATASETS), metavar="DATASET", help=", ".join(DATASETS))
+    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help=".json, .jsonl, or either gzipped")
+    parser.add_argument("--corpus", type=Path, metavar="PATH", help="documents to search, for hotpotqa and 2wiki")
 
 
 def reader_option(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +183,11 @@ def cached_encoder(options: argparse.Namespace, config: ZeroMemConfig) -> Cached
         load_encoder(options.encoder or config.encoder.name, device=options.device),
         options.cache or home / "zeromem" / "encoded.sqlite",
     )
+
+
+def command_line() -> str:
+    """This call, as a result file tells it: of a path that holds on this machine only, its name."""
+    return shlex.join(["zeromem", *(Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])])
 
 
 def check_writable(path: Path) -> None:

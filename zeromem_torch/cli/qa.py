@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
 import sys
 from pathlib import Path
 
 from zeromem_torch.cli.options import (
     cached_encoder,
     check_writable,
+    command_line,
     config_of,
+    dataset_arguments,
     describe,
     encoding_options,
     positive,
@@ -36,7 +36,6 @@ COMPARED = "zeromem,no_answer_calibration,bm25,dense,hybrid,context,rag"
 
 
 def add_qa_parser(parser: argparse.ArgumentParser) -> None:
-    from zeromem_torch.evaluation.datasets import DATASETS
     from zeromem_torch.evaluation.long_context import CONTEXTS
     from zeromem_torch.evaluation.systems import SYSTEMS
 
@@ -48,9 +47,7 @@ def add_qa_parser(parser: argparse.ArgumentParser) -> None:
         "zeromem eval qa hotpotqa --data dev.json.gz --corpus corpus.jsonl.gz --context 56k --reader embedded",
         "zeromem eval qa locomo --data locomo10.json --reader openai:MODEL@http://localhost:8000/v1",
     )
-    parser.add_argument("dataset", choices=list(DATASETS), metavar="DATASET", help=", ".join(DATASETS))
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help=".json, .jsonl, or either gzipped")
-    parser.add_argument("--corpus", type=Path, metavar="PATH", help="documents to search, for hotpotqa and 2wiki")
+    dataset_arguments(parser)
     parser.add_argument("--context", choices=list(CONTEXTS), help="hotpotqa: tokens of each question's context")
     parser.add_argument("--audited", action="store_true", help="locomo: citations as corrected by label_errors.json")
     reader_option(parser)
@@ -98,7 +95,7 @@ def _eval_qa(options: argparse.Namespace) -> int:
         device=options.device,
     )
     # Where files lie on this machine is no part of what was done.
-    result["command"] = shlex.join(["zeromem", *(Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])])
+    result["command"] = command_line()
     for line in tables(result):
         print(line)
     if options.json:

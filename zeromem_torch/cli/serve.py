@@ -9,15 +9,14 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeromem_torch.cli import show
 from zeromem_torch.cli.options import (
-    MEMORY,
     compute_options,
     config_of,
     describe,
+    folder_option,
     maker_options,
     memory_options,
     positive,
@@ -49,14 +48,7 @@ def serve_command(parser: argparse.ArgumentParser) -> None:
         "zeromem serve ~/memory --port 9000 --reader openai:MODEL@http://localhost:8000/v1",
         "zeromem serve ~/memory --device cuda --memory-budget 5GiB --vllm-metrics http://localhost:8000/metrics",
     )
-    parser.add_argument(
-        "memory",
-        nargs="?",
-        type=Path,
-        default=Path(os.environ.get("ZEROMEM_MEMORY") or MEMORY),
-        metavar="FOLDER",
-        help=f"where the memory is (default: $ZEROMEM_MEMORY, else {MEMORY} in the working folder)",
-    )
+    folder_option(parser, "memory", nargs="?")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help="0: any (default: %(default)s)")
     parser.add_argument(

@@ -13,7 +13,9 @@ from typing import Any
 from zeromem_torch.cli.options import (
     cached_encoder,
     check_writable,
+    command_line,
     config_of,
+    dataset_arguments,
     describe,
     encoding_options,
     positive,
@@ -48,7 +50,6 @@ def train_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _router_command(parser: argparse.ArgumentParser) -> None:
-    from zeromem_torch.evaluation.datasets import DATASETS
     from zeromem_torch.training.losses import LOSSES
 
     describe(
@@ -59,9 +60,7 @@ def _router_command(parser: argparse.ArgumentParser) -> None:
         "zeromem train router locomo --data locomo10.json --out checkpoint",
         "zeromem eval retrieval locomo --data other.json --systems zeromem,context --router checkpoint",
     )
-    parser.add_argument("dataset", choices=list(DATASETS), metavar="DATASET", help=", ".join(DATASETS))
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help=".json, .jsonl, or either gzipped")
-    parser.add_argument("--corpus", type=Path, metavar="PATH", help="documents to search, for hotpotqa and 2wiki")
+    dataset_arguments(parser)
     parser.add_argument("--cross-validate", action="store_true", help="measure on what each fold leaves out")
     parser.add_argument("--out", type=Path, metavar="CHECKPOINT", help="folder for what is learned on all questions")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
@@ -119,6 +118,7 @@ def _train_router(options: argparse.Namespace) -> int:
         about = {
             "dataset": data.name,
             "split": data.split,
+            "command": command_line(),
             "sha256": data.sha256,
             "questions": sum(len(own.questions) for own in questions),
             "encoder": memory.encoder.fingerprint,
