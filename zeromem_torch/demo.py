@@ -61,6 +61,7 @@ def _page(data: Dataset, found: Sequence[Answered], memory: ZeroMem, width: int)
     yield ""
     yield _rule("Where the time went", width)
     yield from _timings(memory.timings)
+    yield "(in a new installation this holds compiling the kernels, once; run it again for what a search costs)"
     yield ""
     spent = memory.ledger
     yield f"reader: {spent.reader_calls} calls, {spent.prompt_tokens} tokens read, {spent.completion_tokens} written"
