@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,6 +145,27 @@ def test_waiting_for_the_index_ends_with_the_deadline(tmp_path: Path) -> None:
         encoder.gate.set()
 
     served(tmp_path, do, encoder=encoder)
+
+
+def test_a_reader_and_the_index_may_take_nearly_all_the_time_of_a_request(tmp_path: Path) -> None:
+    encoder = Slow()
+
+    class Ponders(Echo):
+        def read(
+            self, questions: Sequence[str], evidence: Sequence[Any], *, token_budget: int | None = None
+        ) -> list[Reply]:
+            time.sleep(2.4)  # more than half of the four seconds
+            return super().read(questions, evidence)
+
+    async def do(service: MemoryService) -> None:
+        asyncio.get_running_loop().call_later(2.4, encoder.gate.set)
+        encoder.gate.clear()
+        added = await service.add(LOCAL, [{"text": "a kite", "boundary": "a"}], wait=True, timeout=4)
+        assert added.indexed
+        (answered,) = await service.answer(LOCAL, [SearchRequest("kite", "a")], timeout=4)
+        assert answered.raw == "a kite"
+
+    served(tmp_path, do, encoder=encoder, reader=Ponders())
 
 
 def test_a_restart_goes_on_where_indexing_stopped(tmp_path: Path) -> None:

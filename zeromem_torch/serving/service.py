@@ -47,6 +47,8 @@ PROBES = ((1, 8), (8, 8), (32, 8), (1, 96), (8, 96), (32, 96))
 INSIDE = 0.5
 """Of the time that a request has. The rest is for its way in and out, and for batches that take longer than predicted
 because the thread that refuses what is too much takes the interpreter from the one that computes."""
+NEARLY = 0.95
+"""Of that time, what a reader or the index may take: they are waited for, not predicted."""
 PULSE = 0.05
 """Seconds between two looks at how late the event loop is."""
 LOOK = 0.2
@@ -202,7 +204,7 @@ class MemoryService:
         Under an ``idempotency_key`` a message without an id gets one that the key and its place decide: sent again,
         after a crash too, it is there already, and another text under the same key is a conflict.
         """
-        deadline = self._deadline(timeout)
+        deadline, end = self._deadline(timeout), self._deadline(timeout, NEARLY)
         self._count("messages", messages, self.limits.messages)
         whole = []
         for place, message in enumerate(messages):
@@ -233,7 +235,7 @@ class MemoryService:
         if added.indexed:
             return added
         self._batcher.poke()
-        return replace(added, indexed=wait and await self._indexed(added.position, deadline))
+        return replace(added, indexed=wait and await self._indexed(added.position, end))
 
     def _added(self, ids: builtins.list[str]) -> Added:
         return Added(ids, self.memory.stored_up_to, not self.memory.waiting)
@@ -321,7 +323,7 @@ class MemoryService:
         timeout: float | None = None,
     ) -> builtins.list[Answered]:
         """Answers from the evidence of each request, by the reader this server was started with."""
-        deadline = self._deadline(timeout)
+        end = self._deadline(timeout, NEARLY)
         evidence = await self.search(caller, requests, timeout=timeout)
         read = partial(
             self.memory.answer_from,
@@ -336,7 +338,7 @@ class MemoryService:
             async with self._readers:
                 return await asyncio.to_thread(read)
 
-        return await _until(ask(), deadline, "the reader's answer")
+        return await _until(ask(), end, "the reader's answer")
 
     async def get(self, caller: Caller, id: str, *, boundary: str | None = None, timeout: float | None = None) -> Trace:
         return await self._at_home(
@@ -490,7 +492,7 @@ class MemoryService:
             await asyncio.sleep(PULSE)
             self._lag = max(time.monotonic() - start - PULSE, 0.8 * self._lag)
 
-    def _deadline(self, timeout: float | None) -> float:
+    def _deadline(self, timeout: float | None, share: float = INSIDE) -> float:
         """When an answer has to be there, so that it reaches the client in time."""
         own = self.limits
         if timeout is None:
@@ -498,7 +500,7 @@ class MemoryService:
         elif not isinstance(timeout, int | float) or not 0 < timeout <= own.longest_timeout or timeout is True:
             raise ZeroMemError.of("timeout", f"seconds, at most {own.longest_timeout:g}", timeout, "leave it out")
         # On its way in it waited about as long as the loop is late, and will again on its way out.
-        return time.monotonic() + max(INSIDE * timeout - 2 * self._lag, 0.0)
+        return time.monotonic() + max(share * timeout - 2 * self._lag, 0.0)
 
     async def _at_home(
         self,
