@@ -1,5 +1,6 @@
 """bench/measure.py counts, orders and divides as it says; no clock is looked at."""
 
+import mmap
 import sys
 from types import SimpleNamespace
 
@@ -78,9 +79,10 @@ def test_what_the_machine_can_do() -> None:
 def test_a_peak_is_what_was_held_at_once() -> None:
     peak = Peak()
     before = peak.mib
-    held = torch.ones(64 << 18)
-    assert peak.mib >= before + 48  # of its 64 MiB, some were there
-    assert held.sum() == 64 << 18
+    with mmap.mmap(-1, 64 << 20) as pages:  # new ones: an allocator may have as much left from the tests before
+        for start in range(0, 64 << 20, mmap.PAGESIZE):
+            pages[start] = 1
+    assert peak.mib >= before + 60  # though it is given back by now
 
 
 def test_back_ends_that_do_not_run_say_why() -> None:
