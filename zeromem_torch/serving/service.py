@@ -232,13 +232,17 @@ class MemoryService:
             index=False,
         )
         added = await self._batcher.call(lambda: self._added(store()), deadline=deadline)
-        if added.indexed:
-            return added
-        self._batcher.poke()
-        return replace(added, indexed=wait and await self._indexed(added.position, end))
+        return added if added.indexed else replace(added, indexed=wait and await self._indexed(added.position, end))
 
     def _added(self, ids: builtins.list[str]) -> Added:
+        self._poke()
         return Added(ids, self.memory.stored_up_to, not self.memory.waiting)
+
+    def _poke(self) -> None:
+        """On the memory's thread, so that no step of indexing lies between the change and this: one behind it would
+        find nothing to do, yet be expected to take as long as that one."""
+        if self.memory.waiting:
+            self._batcher.poke()
 
     async def update(
         self,
@@ -258,11 +262,11 @@ class MemoryService:
             self._short("update", value, self.limits.text_chars)
 
         def do(home: str) -> Trace:
-            return self.memory.update(id, boundary=home, actor=caller.name, index=False, **changes)
+            after = self.memory.update(id, boundary=home, actor=caller.name, index=False, **changes)
+            self._poke()
+            return after
 
-        after = await self._at_home(caller, ("write", "read"), id, boundary, do, timeout)
-        self._batcher.poke()
-        return after
+        return await self._at_home(caller, ("write", "read"), id, boundary, do, timeout)
 
     async def delete(
         self,
