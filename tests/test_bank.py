@@ -309,7 +309,7 @@ def search(batch: QueryBatch, bank: MemoryBank) -> Found:
         WEIGHTS, {"phrase": 0.125}, damping=0.6, sharpness=4.0, affinity=2.0, named=0.25, hops=2, decay=0.5
     )
     graph, hierarchy = view(batch, bank, signals).units, HierarchyView(WEIGHTS)(signals)
-    fused = ViewFusion(4.0)(graph, hierarchy, RuleRouter(0.6).double()(batch), units)
+    fused = ViewFusion(4.0)(graph, hierarchy, RuleRouter(0.6).double().rule(batch), units)
     main = segment_topk(fused, units, 3)
     support = Closure(0.125, 0.125)(fused, main, bank)
     calibration = EvidenceCalibration({"subject": 0.125, "date": 0.25})

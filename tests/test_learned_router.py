@@ -18,6 +18,7 @@ from zeromem_torch.routing.features import DEFAULT, FEATURES, Asked, gathered
 from zeromem_torch.routing.queries import QueryBatch
 from zeromem_torch.routing.router import ACTIVATION, LearnedRouter, RuleRouter, made
 from zeromem_torch.substrate.traces import ZeroMemError
+from zeromem_torch.training.settings import TrainingSettings
 
 PLAIN = ZeroMemConfig(compute=ComputeConfig(backend="torch"))
 
@@ -61,7 +62,7 @@ def test_soft_tends_to_hard(rho: float) -> None:
     batch, _ = toy(1)
     strengths = torch.tensor([[0.0], [0.5], [-0.5]], dtype=torch.float64)  # a query that suggests neither, among them
     batch = dataclasses.replace(batch, relational=1 + strengths, local=torch.ones_like(strengths))
-    hard = RuleRouter(rho)(batch)
+    hard = RuleRouter(rho).rule(batch)
     assert torch.equal(LearnedRouter(rho).rule(batch), hard)
     away = [float((LearnedRouter(rho, temperature=t).rule(batch) - hard).abs().max()) for t in (1.0, 0.1, 0.01, 1e-3)]
     assert away == sorted(away, reverse=True)
@@ -186,5 +187,7 @@ def test_what_is_not_known_is_refused() -> None:
         LearnedRouter(features=("relatonal",))
     with pytest.raises(ValueError, match="rho must lie in"):
         LearnedRouter(1.5)
-    with pytest.raises(ZeroMemError, match="router: expected one of learned"):
-        made("rule", {})
+    with pytest.raises(ZeroMemError, match="router: expected one of rule, learned"):
+        made("ruel", {})
+    with pytest.raises(ZeroMemError, match="router: expected one of learned, got rule"):
+        TrainingSettings(router="rule")

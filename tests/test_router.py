@@ -1,6 +1,7 @@
 """The rule router (Eq. 7)."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import equations
 import pytest
@@ -21,29 +22,30 @@ def batch_of(strengths: list[tuple[float, float]]) -> QueryBatch:
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.6, 1.0])
 def test_the_primary_view_weighs_rho(rho: float) -> None:
     strengths = [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (2.5, 2.5), (2.5, 2.0), (-1.0, -2.0)]
-    weight = RuleRouter(rho)(batch_of(strengths))
+    weight = RuleRouter(rho).rule(batch_of(strengths))
     expected = [equations.graph_weight(*strength, rho) for strength in strengths]
     assert weight[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_a_query_that_suggests_neither_is_local() -> None:
-    assert RuleRouter(0.75)(batch_of([(1.0, 1.0)])).tolist() == [[0.25]]
+    assert RuleRouter(0.75).rule(batch_of([(1.0, 1.0)])).tolist() == [[0.25]]
 
 
 def test_many_memories_and_none() -> None:
     memories = [sample(1, 3), sample(2, 0), sample(3, 1)]
     bank = bank_of(memories)
     relational = replace(query(1, memories[0]), relational=2.0, local=1.0)
-    weight = RuleRouter(0.75)(lay_out([[relational], [], [None, relational]], bank))
+    weight = RuleRouter(0.75).rule(lay_out([[relational], [], [None, relational]], bank))
     assert weight.tolist() == [[0.75, 0.25, 0.25], [0.25, 0.25, 0.75]]
-    assert RuleRouter(0.75)(lay_out([[], [], []], bank)).shape == (0, 3)
+    assert RuleRouter(0.75).rule(lay_out([[], [], []], bank)).shape == (0, 3)
 
 
 def test_rho_can_be_trained_but_is_frozen() -> None:
     router = RuleRouter(0.6)
     assert not router.rho.requires_grad
     rho = torch.tensor(0.6, requires_grad=True)
-    weight = functional_call(router, {"rho": rho}, (batch_of([(1.0, 0.0), (1.0, 0.0), (0.0, 1.0)]),))
+    asked = SimpleNamespace(batch=batch_of([(1.0, 0.0), (1.0, 0.0), (0.0, 1.0)]))
+    weight = functional_call(router, {"rho": rho}, (asked,))
     (grad,) = torch.autograd.grad(weight.sum(), rho)
     assert float(grad) == 1.0  # two queries take rho, one takes 1 - rho
 

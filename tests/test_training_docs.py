@@ -1,5 +1,6 @@
 """The examples of docs/extending.md run, and what they add is trained like our own."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from test_evaluation_run import DATA
 from toys import RULES, HashEncoder
 
 from zeromem_torch.library import ZeroMem
+from zeromem_torch.pipeline import ZeroMemPipeline
+from zeromem_torch.retrieval import hierarchy
 from zeromem_torch.routing import features, router
 from zeromem_torch.training import losses
 from zeromem_torch.training.cache import cached
@@ -23,7 +26,7 @@ PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_t
 @pytest.fixture
 def example() -> Iterator[dict[str, Any]]:
     """What the page defines; what it registers is taken out again."""
-    tables: list[dict[str, Any]] = [features.FEATURES, losses.LOSSES, router.ROUTERS]
+    tables: list[dict[str, Any]] = [features.FEATURES, losses.LOSSES, router.ROUTERS, hierarchy.VIEWS]
     before = [dict(table) for table in tables]
     shared: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
@@ -59,7 +62,9 @@ def test_a_view_of_the_page_ranks(example: dict[str, Any]) -> None:
     memory = ZeroMem(RULES, encoder=HashEncoder())
     memory.add(DATA.traces)
     (own, _) = cached(memory, DATA)
-    views = example["pipeline"].views_of(own.batch, own.bank, own.signals)
+    pipeline = ZeroMemPipeline(dataclasses.replace(RULES, hierarchy=example["config"].hierarchy))
+    assert isinstance(pipeline.hierarchy, example["LexicalView"])
+    views = pipeline.views_of(own.batch, own.bank, own.signals)
     plain = memory.pipeline.views_of(own.batch, own.bank, own.signals)
     assert torch.equal(views.graph, plain.graph)
     assert not torch.equal(views.hierarchy, plain.hierarchy)

@@ -110,6 +110,7 @@ class RoutingConfig:
     """Eq. 7."""
 
     rho: float = 0.6  # the paper's: weight of the primary view
+    router: str = "rule"  # or a name in `routing.router.ROUTERS`
     views: str = "both"  # "both" | "graph" | "hierarchy"
 
     def __post_init__(self) -> None:
@@ -146,6 +147,7 @@ class HierarchyConfig:
     weights: SignalWeights = field(
         default_factory=lambda: dataclasses.replace(_SHARED, maxsim_turn=0.2, maxsim_window=0.55)
     )
+    view: str = "hierarchy"  # or a name in `retrieval.hierarchy.VIEWS`
     keep_episodes: int = 0  # hard pruning to the best episodes; 0 keeps all
 
     def __post_init__(self) -> None:

@@ -18,11 +18,11 @@ from zeromem_torch.closure import Closure, Support
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.retrieval.fusion import ViewFusion
 from zeromem_torch.retrieval.graph import GraphView
-from zeromem_torch.retrieval.hierarchy import HierarchyView, prune_episodes
+from zeromem_torch.retrieval.hierarchy import prune_episodes, view_of
 from zeromem_torch.retrieval.signals import Signals, UnitSignals
+from zeromem_torch.routing import router as routers
 from zeromem_torch.routing.features import Asked
 from zeromem_torch.routing.queries import QueryBatch
-from zeromem_torch.routing.router import RuleRouter, Weighed, made
 from zeromem_torch.substrate.traces import ZeroMemError
 
 CONFIG, WEIGHTS, ROUTER = "config.json", "model.safetensors", "router.json"
@@ -66,7 +66,7 @@ class ZeroMemPipeline(nn.Module):
             precision=config.compute.states,
             backend=config.compute.backend,
         )
-        self.router: nn.Module = RuleRouter(config.routing.rho)
+        self.router = routers.made(config.routing.router, {"rho": config.routing.rho})
         self.graph = GraphView(
             config.graph.prior.to_dict(),
             config.graph.exact.to_dict(),
@@ -78,19 +78,18 @@ class ZeroMemPipeline(nn.Module):
             decay=config.graph.decay,
             backend=config.compute.backend,
         )
-        self.hierarchy = HierarchyView(config.hierarchy.weights.to_dict())
+        self.hierarchy = view_of(config.hierarchy.view, config.hierarchy.weights.to_dict())
         self.fusion = ViewFusion(config.fusion.graph_contrast, config.fusion.hierarchy_contrast, config.compute.backend)
         self.closure = Closure(config.closure.neighbour, config.closure.graph, config.compute.backend)
         self.calibration = EvidenceCalibration(config.calibration.weights.to_dict())
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write config.json and model.safetensors: the weights of the stages, nothing of what is remembered."""
+        """Write config.json, router.json and model.safetensors: the stages' weights, nothing that is remembered."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file({name: value.contiguous() for name, value in self.state_dict().items()}, Path(folder) / WEIGHTS)
         (Path(folder) / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=1) + "\n", encoding="utf-8")
-        if not isinstance(self.router, RuleRouter):
-            told = {"kind": getattr(self.router, "kind", "learned"), **self.router.spec}  # type: ignore[dict-item]
-            (Path(folder) / ROUTER).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        told = {"kind": self.router.kind, **self.router.spec}
+        (Path(folder) / ROUTER).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> Self:
@@ -100,7 +99,7 @@ class ZeroMemPipeline(nn.Module):
             pipeline = cls(config)
             if (Path(folder) / ROUTER).exists():
                 told = json.loads((Path(folder) / ROUTER).read_text(encoding="utf-8"))
-                pipeline.router = made(told.pop("kind"), told)
+                pipeline.router = routers.made(told.pop("kind"), told)
             pipeline.load_state_dict(load_file(Path(folder) / WEIGHTS))
         except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
             expected = f"a folder with {CONFIG} and {WEIGHTS}, as save_pretrained writes it"
@@ -119,31 +118,18 @@ class ZeroMemPipeline(nn.Module):
     def views_of(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> Views:
         """The same of signals that are there already."""
         units = bank.axes["units"]
-        own = self._weighed(batch, bank, signals)
+        asked = Asked(batch, bank, signals)
+        own = self.router.weighed(asked, self.graph.walk.damping, self.graph.propagate.decay)
         graph = self.graph(own.batch, bank, own.signals, own.damping, own.decay)
         hierarchy = self.hierarchy(own.signals)
         if self.config.hierarchy.keep_episodes:
             hierarchy = prune_episodes(hierarchy, bank, self.config.hierarchy.keep_episodes)
         both = segment_minmax(graph.units, units), segment_minmax(hierarchy, units)
-        if isinstance(self.router, RuleRouter):
-            return Views(signals, *both, self.graph_weight(batch), graph.reason)
         asked = Asked(batch, bank, signals, *both)
-        return Views(signals, *both, self._routed(self.router(asked)), graph.reason, self.router.added(asked))  # type: ignore[operator]
-
-    def _weighed(self, batch: QueryBatch, bank: MemoryBank, signals: Signals) -> Weighed:
-        if isinstance(self.router, RuleRouter):
-            return Weighed(batch, signals)
-        own: Weighed = self.router.weighed(  # type: ignore[operator]
-            Asked(batch, bank, signals), self.graph.walk.damping, self.graph.propagate.decay
-        )
-        return own
-
-    def graph_weight(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
-        return self._routed(self.router(batch))
-
-    def _routed(self, weight: Tensor) -> Tensor:
-        alone = {"graph": 1.0, "hierarchy": 0.0}.get(self.config.routing.views)
-        return weight if alone is None else torch.full_like(weight, alone)
+        weight, alone = self.router(asked), {"graph": 1.0, "hierarchy": 0.0}.get(self.config.routing.views)
+        if alone is not None:
+            weight = torch.full_like(weight, alone)
+        return Views(signals, *both, weight, graph.reason, self.router.added(asked))
 
     def select(
         self,

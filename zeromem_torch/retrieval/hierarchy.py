@@ -1,12 +1,13 @@
 """The temporal hierarchy as a view (paper Eq. 11)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from zeromem_torch.bank import MemoryBank, member_mask, segment_max, segment_topk
+from zeromem_torch.errors import ZeroMemError, nearest
 from zeromem_torch.retrieval.signals import Signals
 
 
@@ -42,6 +43,17 @@ class HierarchyView(nn.Module):
     def forward(self, signals: Signals) -> Float[Tensor, "slots units"]:
         scores: Tensor = self.mix(signals)
         return scores
+
+
+VIEWS: dict[str, Callable[[Mapping[str, float]], HierarchyView]] = {"hierarchy": HierarchyView}
+"""What can stand in the hierarchy's place, by the name that a configuration calls it."""
+
+
+def view_of(name: str, weights: Mapping[str, float]) -> HierarchyView:
+    if name not in VIEWS:
+        advice = f"{nearest(name, VIEWS)}register it in retrieval.hierarchy.VIEWS"
+        raise ZeroMemError.of("hierarchy view", f"one of {', '.join(VIEWS)}", name, advice)
+    return VIEWS[name](weights)
 
 
 def prune_episodes(scores: Float[Tensor, "slots units"], bank: MemoryBank, keep: int) -> Float[Tensor, "slots units"]:

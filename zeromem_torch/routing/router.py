@@ -1,6 +1,6 @@
 """Routing (paper Eq. 7): is the answer reached through entities, or does it stand in one place?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,22 +17,6 @@ RELATIONAL, LOCAL = "relational", "local"
 Signals = Mapping[str, Float[Tensor, "slots units"]]
 
 
-class RuleRouter(nn.Module):
-    """The graph view is primary where the question's form suggests more hops than places, else the hierarchy.
-
-    Returns the graph's weight per query: ``rho`` on the relational route, ``1 - rho`` on the local one.
-    """
-
-    def __init__(self, rho: float = 0.6) -> None:
-        super().__init__()
-        if not 0 <= rho <= 1:
-            raise ValueError(f"rho must lie in [0, 1], got {rho}")
-        self.rho = nn.Parameter(torch.tensor(float(rho)), requires_grad=False)
-
-    def forward(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
-        return torch.where(batch.relational > batch.local, self.rho, 1 - self.rho)
-
-
 @dataclass(frozen=True)
 class Weighed:
     """What the views are to work with for each query; None is what the view has itself."""
@@ -43,7 +27,42 @@ class Weighed:
     decay: Float[Tensor, "slots memories"] | None = None
 
 
-class LearnedRouter(nn.Module):
+class RuleRouter(nn.Module):
+    """The graph view is primary where the question's form suggests more hops than places, else the hierarchy.
+
+    Returns the graph's weight per query: ``rho`` on the relational route, ``1 - rho`` on the local one. Every router is
+    one of these: it can also change what the views work with, and add to what is fused.
+    """
+
+    kind = "rule"
+
+    def __init__(self, rho: float = 0.6) -> None:
+        super().__init__()
+        if not 0 <= rho <= 1:
+            raise ValueError(f"rho must lie in [0, 1], got {rho}")
+        self.rho = nn.Parameter(torch.tensor(float(rho)), requires_grad=False)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What `made` makes it from again."""
+        return {"rho": float(self.rho)}
+
+    def rule(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
+        return torch.where(batch.relational > batch.local, self.rho, 1 - self.rho)
+
+    def forward(self, asked: Asked) -> Float[Tensor, "slots memories"]:
+        return self.rule(asked.batch)
+
+    def added(self, asked: Asked) -> Float[Tensor, "slots units"] | None:
+        """A bonus of each unit on the fused score; None without one."""
+        return None
+
+    def weighed(self, asked: Asked, damping: Tensor | float, decay: Tensor | float) -> Weighed:
+        """Signals and activation as the views get them, and gamma and hop decay where a query has its own."""
+        return Weighed(asked.batch, asked.signals)
+
+
+class LearnedRouter(RuleRouter):
     """The rule, and linear functions of the query's features f beside it, all of them 0 until somebody trains them:
 
         graph weight   sigma(logit(rule) + r . f)
@@ -57,6 +76,8 @@ class LearnedRouter(nn.Module):
     last line. Features are brought to mean 0 and deviation 1 of the training questions.
     """
 
+    kind = "learned"
+
     def __init__(
         self,
         rho: float = 0.6,
@@ -68,15 +89,12 @@ class LearnedRouter(nn.Module):
         dim: int = 0,
         temperature: float = 0.0,
     ) -> None:
-        super().__init__()
-        if not 0 <= rho <= 1:
-            raise ValueError(f"rho must lie in [0, 1], got {rho}")
+        super().__init__(rho)
         self.features = checked(features)
         self.early = tuple(name for name in self.features if FEATURES[name].stage == "query")
         self.bonus_names, self.mix_names, self.walks, self.dim = tuple(bonus), tuple(mixes), walk, dim
         self.temperature = temperature
         width, early = width_of(self.features, dim), width_of(self.early, dim)
-        self.rho = nn.Parameter(torch.tensor(float(rho)), requires_grad=False)
         self.route = _zeros(1 + width)
         self.level = _zeros(len(self.bonus_names))
         self.bonus = _zeros(width, len(self.bonus_names))
@@ -89,9 +107,8 @@ class LearnedRouter(nn.Module):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What `made` makes it from again."""
         return {
-            "rho": float(self.rho),
+            **super().spec,
             "features": list(self.features),
             "bonus": list(self.bonus_names),
             "mixes": list(self.mix_names),
@@ -112,9 +129,9 @@ class LearnedRouter(nn.Module):
         return (gathered(self.features, asked) - self.mean) / self.deviation
 
     def rule(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
-        margin = batch.relational - batch.local
         if not self.temperature:
-            return torch.where(margin > 0, self.rho, 1 - self.rho)
+            return super().rule(batch)
+        margin = batch.relational - batch.local
         gate = torch.sigmoid((margin - self.temperature**0.5) / self.temperature)
         return gate * self.rho + (1 - gate) * (1 - self.rho)
 
@@ -122,7 +139,6 @@ class LearnedRouter(nn.Module):
         return _moved(self.rule(asked.batch), _linear(self.described(asked), self.route[:, None])[..., 0])
 
     def added(self, asked: Asked) -> Float[Tensor, "slots units"] | None:
-        """The bonus of each unit; None without one."""
         if not self.bonus_names:
             return None
         weights = _linear(self.described(asked), torch.cat([self.level[None], self.bonus]))
@@ -133,10 +149,9 @@ class LearnedRouter(nn.Module):
         return total
 
     def weighed(self, asked: Asked, damping: Tensor | float, decay: Tensor | float) -> Weighed:
-        """Signals and activation as this query weighs them, and its own gamma and hop decay."""
         batch, signals = asked.batch, asked.signals
         if not self.mix_names and not self.walks:
-            return Weighed(batch, signals)
+            return super().weighed(asked, damping, decay)
         own = gathered(self.early, asked)
         columns = _columns(self.features, self.dim)
         kept = [column for name in self.early for column in columns[name]]
@@ -167,12 +182,11 @@ class LearnedRouter(nn.Module):
 ACTIVATION = "activation"
 """Name, among a router's mixes, of the activation with which the query's entities start."""
 
-Router = Callable[..., nn.Module]
-ROUTERS: dict[str, Router] = {"learned": LearnedRouter}
-"""Routers by the name a checkpoint calls them; each has a ``spec``, and the methods of `LearnedRouter`."""
+ROUTERS: dict[str, type[RuleRouter]] = {router.kind: router for router in (RuleRouter, LearnedRouter)}
+"""Routers by the name that a configuration and a checkpoint call them."""
 
 
-def made(kind: str, spec: Mapping[str, Any]) -> nn.Module:
+def made(kind: str, spec: Mapping[str, Any]) -> RuleRouter:
     if kind not in ROUTERS:
         advice = f"{nearest(kind, ROUTERS)}register it in routing.router.ROUTERS"
         raise ZeroMemError.of("router", f"one of {', '.join(ROUTERS)}", kind, advice)

@@ -9,6 +9,7 @@ from typing import Any, Self
 from zeromem_torch.errors import ZeroMemError, nearest
 from zeromem_torch.retrieval.signals import KINDS
 from zeromem_torch.routing.features import DEFAULT
+from zeromem_torch.routing.router import ROUTERS, LearnedRouter
 from zeromem_torch.training.losses import LOSSES
 
 BONUS = (
@@ -52,10 +53,15 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for loss in (self.loss, self.handed_loss):
-            if loss not in LOSSES:
-                advice = f"{nearest(loss, LOSSES)}choose among these"
-                raise ZeroMemError.of("loss", f"one of {', '.join(LOSSES)}", loss, advice)
+        learned = [name for name, router in ROUTERS.items() if issubclass(router, LearnedRouter)]
+        for what, value, known in (
+            ("loss", self.loss, list(LOSSES)),
+            ("loss", self.handed_loss, list(LOSSES)),
+            ("router", self.router, learned),
+        ):
+            if value not in known:
+                advice = f"{nearest(value, known)}choose among these"
+                raise ZeroMemError.of(what, f"one of {', '.join(known)}", value, advice)
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
