@@ -189,5 +189,5 @@ def test_what_is_not_known_is_refused() -> None:
         LearnedRouter(1.5)
     with pytest.raises(ZeroMemError, match="router: expected one of rule, learned"):
         made("ruel", {})
-    with pytest.raises(ZeroMemError, match="router: expected one of learned, got rule"):
+    with pytest.raises(ZeroMemError, match="router: expected one of learned, got 'rule'"):
         TrainingSettings(router="rule")
