@@ -121,16 +121,16 @@ class Stopwatch:
     _lock: Lock = field(default_factory=Lock)
 
     def watch(self, memory: ZeroMem) -> None:
-        keeper = memory._keeper
-        assert keeper is not None
+        derived = memory._derived
+        assert derived.keeper is not None
         for part, owner, name in (
             ("record", memory._record, "changes"),
             ("record", memory._record, "add"),
             ("read", memory._reader, "read"),
-            ("index", keeper.segments, "append"),
-            ("index", keeper.segments, "flush"),
-            ("merge", keeper.segments, "_merge_all"),
-            ("in use", memory._memories, "put"),
+            ("index", derived.keeper.segments, "append"),
+            ("index", derived.keeper.segments, "flush"),
+            ("merge", derived.keeper.segments, "_merge_all"),
+            ("in use", derived.memories, "put"),
         ):
             setattr(owner, name, self._timed(part, getattr(owner, name)))
 
@@ -166,9 +166,9 @@ def grow(folder: Path, boundaries: int, sizes: Sequence[int], singles: int) -> I
             start = time.perf_counter()
             for first in range(held, size, BATCH):
                 memory.add(list(islice(stream, min(BATCH, size - first))))
-            assert memory._keeper is not None
-            memory._keeper.segments.flush()
-            memory._keeper.segments.merge()  # waits for those in the background
+            assert memory._derived.keeper is not None
+            memory._derived.keeper.segments.flush()
+            memory._derived.keeper.segments.merge()  # waits for those in the background
             wall = time.perf_counter() - start
             lap, added = watch.lap(), size - held
             written = memory.stats()["index"]["rows_written"] - written

@@ -106,7 +106,7 @@ def test_every_tuning_question_of_locomo(shared_data: Path, pytestconfig: pytest
     memory = ZeroMem(RULES, encoder=CachedEncoder(plain, kept))
     memory.add(data.traces)
     memory.search_batch(["What?"] * len(memory.boundaries), boundaries=memory.boundaries)  # builds every index
-    memory._encoder = plain
+    memory._encoder.loaded = plain
     asked = [(question.text, question.boundary) for question in data.questions]
 
     together = in_batches(memory, asked, len(asked))

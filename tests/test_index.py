@@ -18,8 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from zeromem_torch import index
-from zeromem_torch.index import FORMAT, MANIFEST, Segments
+from zeromem_torch.index import Segments, disk
+from zeromem_torch.index import files as index_files
+from zeromem_torch.index import segments as index_segments
+from zeromem_torch.index.files import FORMAT, MANIFEST, parsed, printed
+from zeromem_torch.index.parts import joined
 from zeromem_torch.substrate.forward import DTYPES, RAGGED, Forward
 from zeromem_torch.substrate.traces import ZeroMemError
 
@@ -259,7 +262,6 @@ def test_any_life_gives_what_a_dict_would(
 def test_a_row_is_written_a_few_times_however_many_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, flushed, batch = 50_000, 500, 25
     copied = 0
-    joined = index._joined
 
     def counting(parts: Sequence[Any], lives: Sequence[Any]) -> Any:
         nonlocal copied
@@ -267,7 +269,7 @@ def test_a_row_is_written_a_few_times_however_many_follow(tmp_path: Path, monkey
         copied += len(made.seqs)
         return made
 
-    monkeypatch.setattr(index, "_joined", counting)
+    monkeypatch.setattr(index_segments, "joined", counting)
     segments = opened(tmp_path, flush_rows=flushed)
     most = 0
     for start in range(0, rows, batch):
@@ -411,9 +413,9 @@ def test_a_row_retired_or_replaced_during_a_merge_stays_so(tmp_path: Path, monke
     segments = opened(tmp_path)
     put(segments, range(4))
     segments.flush()
-    monkeypatch.setattr(index, "_due", lambda parts, largest: parts[:2] if len(parts) > 1 else [])
+    monkeypatch.setattr(index_segments, "due", lambda parts, largest: parts[:2] if len(parts) > 1 else [])
     put(segments, range(4, 8))
-    put_file = index._put
+    put_file = disk.put
     meanwhile = iter(
         [
             partial(segments.retire, [1, 5]),
@@ -428,7 +430,7 @@ def test_a_row_retired_or_replaced_during_a_merge_stays_so(tmp_path: Path, monke
                 act()
         put_file(path, data)
 
-    monkeypatch.setattr(index, "_put", interrupted)
+    monkeypatch.setattr(disk, "put", interrupted)
     segments.flush()
     holds(segments, {0: 0, 2: 3, 3: 0, 4: 0, 6: 0, 7: 0, 100: 1})
     segments.flush()
@@ -600,18 +602,18 @@ def test_a_damaged_manifest_is_reported_and_nothing_is_used(tmp_path: Path, dama
 def test_every_changed_byte_of_a_manifest_is_found(tmp_path: Path) -> None:
     _small(tmp_path)
     raw = (tmp_path / MANIFEST).read_bytes()
-    assert index._parsed(raw)
+    assert parsed(raw)
     for at in range(len(raw)):
         for flipped in (0x01, 0x02, 0x20, 0x80):
-            assert index._parsed(raw[:at] + bytes([raw[at] ^ flipped]) + raw[at + 1 :]) is None
+            assert parsed(raw[:at] + bytes([raw[at] ^ flipped]) + raw[at + 1 :]) is None
     for junk in (b"[]", b"{}", b"null", b"\xff", b'{"checksum": 1}', b"[" * 100_000, raw + b"\n"):
-        assert index._parsed(junk) is None
+        assert parsed(junk) is None
 
 
 def _rewritten(folder: Path, **changes: Any) -> None:
     """A manifest whose checksum is right, whatever else is not."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(index._printed(manifest | changes))
+    (folder / MANIFEST).write_bytes(printed(manifest | changes))
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -734,7 +736,7 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_reader_that_meets_a_merge_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _small(tmp_path)
-    load = index._load
+    load = index_files.load
     writer = opened(tmp_path)
     once = iter([range(203, 403)])
     merged = threading.Event()
@@ -747,7 +749,7 @@ def test_a_reader_that_meets_a_merge_reads_again(tmp_path: Path, monkeypatch: py
         merged.wait()
         return load(folder, entry)
 
-    monkeypatch.setattr(index, "_load", overtaken)
+    monkeypatch.setattr(index_files, "load", overtaken)
     reader = opened(tmp_path, read_only=True)
     assert reader.problems == []
     held = expected | dict.fromkeys(range(203, 403), 0)
@@ -818,8 +820,8 @@ class Faults:
         self.lasting = False
         self.done: list[tuple[str, str]] = []
         self.steps = 0
-        for name in ("_write", "_replace", "_sync_folder", "_unlink"):
-            monkeypatch.setattr(index, name, self._hooked(name, getattr(index, name)))
+        for name in ("write", "replace", "sync_folder", "unlink"):
+            monkeypatch.setattr(disk, name, self._hooked(name, getattr(disk, name)))
 
     def set(self, at: int, when: str, error: Callable[[], BaseException], *, lasting: bool = False) -> None:
         self.at, self.when, self.error, self.lasting = at, when, error, lasting  # type: ignore[assignment]
@@ -828,15 +830,15 @@ class Faults:
     def _hooked(self, name: str, plain: Callable[..., None]) -> Callable[..., None]:
         def step(*args: Any) -> None:
             number, self.steps = self.steps, self.steps + 1
-            if number == self.at or (self.lasting and 0 <= self.at < number and name != "_unlink"):
-                if self.when == "halfway" and name == "_write":
+            if number == self.at or (self.lasting and 0 <= self.at < number and name != "unlink"):
+                if self.when == "halfway" and name == "write":
                     path, data = args
                     path.write_bytes(data[: len(data) // 2])
                 elif self.when == "behind":
                     plain(*args)
                 raise self.error()
             plain(*args)
-            self.done.append((name, args[-1].name if name == "_replace" else args[0].name))
+            self.done.append((name, args[-1].name if name == "replace" else args[0].name))
 
         return step
 
@@ -1015,17 +1017,17 @@ def test_a_manifest_follows_its_segments_and_is_followed_by_removals(
     pending: set[str] = set()  # renamed, and the folder not yet synced
     written: set[str] = set()
     for step, name in faults.done:
-        if step == "_write":
+        if step == "write":
             written.add(name)
-        elif step == "_replace":
-            assert f"{name}.tmp" in written  # `_write` ends with its sync
+        elif step == "replace":
+            assert f"{name}.tmp" in written  # `write` ends with its sync
             assert not pending
             pending.add(name)
-        elif step == "_sync_folder":
+        elif step == "sync_folder":
             pending.clear()
         else:
             assert not pending
-    assert sum(step == "_unlink" for step, _ in faults.done) > 3
+    assert sum(step == "unlink" for step, _ in faults.done) > 3
 
 
 def test_nothing_is_done_to_a_closed_index(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from toys import RULES, HashEncoder
 from zeromem_torch import Trace, ZeroMem, ZeroMemError
 from zeromem_torch.bank import Index
 from zeromem_torch.evidence import Evidence
-from zeromem_torch.memories import Memories
-from zeromem_torch.scope import SearchRequest
-from zeromem_torch.searcher import Residents
+from zeromem_torch.residents import Residents
+from zeromem_torch.scope import Scope, SearchRequest
 from zeromem_torch.substrate.encoder import Encoder, RecentTexts
 from zeromem_torch.substrate.memory import Memory
 
@@ -190,11 +189,7 @@ def test_a_memory_that_remembers_queries_encodes_each_once() -> None:
 def memories_of(number: int) -> list[Memory]:
     memory = ZeroMem(RULES, encoder=HashEncoder())
     memory.add([Trace(f"t{n}", f"b{n}", f"kite {n}") for n in range(number)])
-    shelves: Memories = memory._memories
-    held = [
-        shelves.of(scope)
-        for scope in memory._scopes([SearchRequest("kite", f"b{n}") for n in range(number)], alone=True)
-    ]
+    held = [memory._derived.memories.of(Scope((f"b{n}",))) for n in range(number)]
     return [one for one in held if one is not None]
 
 

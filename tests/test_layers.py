@@ -15,17 +15,19 @@ PACKAGE = ROOT / "zeromem_torch"
 # From the bottom up: a layer may import itself and the layers below it, never one above it.
 LAYERS = (
     {"errors"},
-    {"backends", "sizes"},
+    {"backends", "sizes", "twins"},
     {"config", "evidence", "sparse", "bank"},
     {"substrate"},
-    {"index", "scope", "messages", "imports", "ledger"},
+    {"index", "scope", "messages", "imports", "ledger", "folder", "results"},
     {"routing"},
     {"retrieval"},
     {"closure"},
     {"calibration"},
     {"pipeline"},
     {"memories", "collect"},
-    {"searcher", "keeper", "answering"},
+    {"residents"},
+    {"searcher", "keeper", "answering", "encoding"},
+    {"derived"},
     {"library"},
     {"evaluation", "training", "handles"},
     {"serving"},
@@ -40,8 +42,8 @@ ASIDE = {
 }
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
-    "store": {"keeper", "library", "serving", "cli"},
-    "reader": {"answering", "library", "evaluation", "serving", "demo", "cli"},
+    "store": {"keeper", "derived", "library", "serving", "cli"},
+    "reader": {"results", "answering", "library", "evaluation", "serving", "demo", "cli"},
 }
 # Peers of one layer stay apart, apart from these.
 PEERS = {("bank", "sparse"), ("training", "evaluation")}

@@ -3,10 +3,12 @@
 import asyncio
 import builtins
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
@@ -263,6 +265,28 @@ def test_methods_and_parameters_are_those_of_the_library() -> None:
         assert inspect.iscoroutinefunction(getattr(AsyncClient, name))
 
 
-def test_searching_needs_no_torch() -> None:
-    code = "import sys; import zeromem_torch.serving.client; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_a_client_reads_all_that_it_is_sent_without_torch(memory: ZeroMem, tmp_path: Path) -> None:
+    (answered,) = memory.answer_batch(["What sank?"], boundaries=["acme/ann"], reader=EchoReader())
+    page = memory.list(boundary="acme/ann")
+    changes = memory.history(page.items[0].id, boundary="acme/ann")
+    sent = {
+        "/v1/answer": answered.to_dict(),
+        "/v1/search": answered.evidence.to_dict(),
+        "/v1/memories": page.to_dict(),
+        "/v1/history/x": {"items": [change.to_dict() for change in changes]},
+    }
+    (tmp_path / "sent.json").write_text(json.dumps(sent))
+    code = f"""
+import json, sys
+import httpx2
+from zeromem_torch.serving.client import Client
+sent = json.load(open({str(tmp_path / "sent.json")!r}))
+reply = lambda request: httpx2.Response(200, json=sent[request.url.path])
+with Client("http://s", transport=httpx2.MockTransport(reply)) as client:
+    assert client.answer("What sank?", boundary="acme/ann").to_dict() == sent["/v1/answer"]
+    assert client.search("What sank?", boundary="acme/ann").to_dict() == sent["/v1/search"]
+    assert client.list(boundary="acme/ann").to_dict() == sent["/v1/memories"]
+    assert [change.to_dict() for change in client.history("x")] == sent["/v1/history/x"]["items"]
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

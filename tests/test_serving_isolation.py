@@ -25,8 +25,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from toys import RULES, EchoReader, HashEncoder
 
+from zeromem_torch.folder import RECORD
 from zeromem_torch.handles import Entry, Handle
-from zeromem_torch.library import RECORD, ZeroMem
+from zeromem_torch.library import ZeroMem
 from zeromem_torch.serving.keys import KEYS, SCOPES, Keys
 from zeromem_torch.serving.mcp import OPERATIONS, PATH
 from zeromem_torch.serving.server import create_app

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 from toys import RULES, HashEncoder, memory_of, same_evidence
 
-from zeromem_torch import library, memories
+from zeromem_torch import keeper, memories
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.index import Segments
 from zeromem_torch.library import ZeroMem
@@ -142,7 +142,7 @@ class Life(RuleBasedStateMachine):
         self.told = 0
         small = partial(Segments, flush_rows=8, largest=1 << 16, background=False)
         self.patches = ExitStack()
-        self.patches.enter_context(patch.object(library, "Segments", small))
+        self.patches.enter_context(patch.object(keeper, "Segments", small))
         self.patches.enter_context(patch.object(memories, "utc_now", lambda: self.now))
         self.memory = self.opened()
 

@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from zeromem_torch.calibration.answer import NOT_IN_MEMORY, AnswerCalibration
-from zeromem_torch.evidence import Evidence, EvidenceItem
+from zeromem_torch.evidence import Evidence
 from zeromem_torch.ledger import Ledger
 from zeromem_torch.reader import MeteredReader, Reader, Reply, Usage, load_reader
+from zeromem_torch.results import Answered
 from zeromem_torch.substrate.traces import ZeroMemError
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An answer, and what it rests on."""
-
-    question: str
-    text: str  # calibrated; empty where the reader failed
-    raw: str  # as the reader said it
-    rule: str  # what changed it last ("kept", "shortened", "date: resolved", ...), or "no evidence" | "failed"
-    explanation: str
-    supported: bool  # whether a piece of evidence bears it out
-    cites: tuple[str, ...]  # ids of the traces that do
-    evidence: Evidence
-    usage: Usage  # what the reader spent
-    error: str = ""  # why the reader gave no answer
-
-    def __str__(self) -> str:
-        if self.error:
-            return f"no answer: {self.error}"
-        return f"{self.text} [{', '.join(self.cites)}]" if self.cites else self.text
-
-    @property
-    def citations(self) -> list[EvidenceItem]:
-        """The pieces of evidence that bear the answer out, best first."""
-        return [item for item in self.evidence if item.trace_id in self.cites]
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in ("question", "text", "raw", "rule", "explanation", "supported")}
-        usage = {name: getattr(self.usage, name) for name in ("prompt_tokens", "completion_tokens", "calls")}
-        rest = {"error": self.error, "usage": usage, "evidence": self.evidence.to_dict()}
-        return {**plain, "cites": list(self.cites), **rest}
 
 
 class Answering:

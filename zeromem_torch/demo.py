@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import as_file, files
 from typing import TextIO
 
-from zeromem_torch.answering import Answered
 from zeromem_torch.evaluation.answers import f1
 from zeromem_torch.evaluation.datasets import Dataset, Question, load_dataset
 from zeromem_torch.evidence import EvidenceItem
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.reader import Reader
+from zeromem_torch.results import Answered
 from zeromem_torch.substrate.traces import Trace
 
 TOP_K = 3  # a person reads every line of this

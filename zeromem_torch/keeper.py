@@ -4,10 +4,8 @@ The record is the truth. The index may lag behind it, after a crash or damage, a
 used only while its digest is that of its trace.
 """
 
-import json
 import logging
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +82,25 @@ class TraceReader:
         }
 
 
+def open_index(folder: Path, fingerprint: Mapping[str, str], *, read_only: bool) -> tuple[Segments, list[str]]:
+    """The index of a folder, and what was wrong with it; one that was made with other means is made anew."""
+    segments = Segments(folder, fingerprint, read_only=read_only)
+    notes = list(segments.problems)
+    if segments.stale:
+        notes.append(f"the index was made with another {', '.join(segments.stale)}, and is made anew")
+        if read_only:  # a reader cannot mend what is on disk: it makes rows of its own
+            return Segments(None, fingerprint), notes
+        segments.clear(fingerprint)
+    return segments, notes
+
+
 class Keeper:
     """Record and index of one folder."""
 
-    def __init__(
-        self, record: Record, segments: Segments, reader: TraceReader, waiting: MutableMapping[int, None] | None = None
-    ) -> None:
+    def __init__(self, record: Record, segments: Segments, reader: TraceReader) -> None:
         self.record, self.segments, self.reader = record, segments, reader
-        self.waiting: MutableMapping[int, None] = {} if waiting is None else waiting
-        """Sequence numbers of traces that are known to have no row yet."""
+        self.waiting: dict[int, None] = {}
+        """Sequence numbers of traces that are known to have no row yet, in order of arrival."""
 
     def load(self, boundary: str) -> tuple[Mapping[int, Trace], Forward]:
         """A boundary's traces from the record, their rows from the index; those that wait for theirs are left out."""
@@ -153,25 +161,6 @@ class Keeper:
                 between = f"between {stored[0][0]} and {stored[-1][0]}"
                 problems.append(f"index rows {between} are not what their traces give: {', '.join(wrong)}")
         return len(seqs), problems
-
-
-def scrub_logs(folder: Path, keys: Collection[tuple[str, str]], boundaries: Collection[str]) -> None:
-    """Remove from logs (JSON lines that name a boundary and a handle, which is a trace's id) what was purged."""
-    for log_file in folder.glob("*.jsonl"):
-        lines = log_file.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not _names_any(line, keys, boundaries)]
-        if len(kept) < len(lines):
-            beside = log_file.with_suffix(".new")
-            beside.write_text("".join(kept), encoding="utf-8")
-            os.replace(beside, log_file)
-
-
-def _names_any(line: str, keys: Collection[tuple[str, str]], boundaries: Collection[str]) -> bool:
-    try:
-        named = json.loads(line)
-        return named["boundary"] in boundaries or (named["boundary"], named["handle"]) in keys
-    except (ValueError, KeyError, TypeError):  # the end of a line that a kill cut off
-        return True
 
 
 def _some(items: Any, what: str, unit: str) -> Iterator[Any]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zeromem_torch.substrate.encoder import Encoded, Encoder
-from zeromem_torch.substrate.traces import ZeroMemError
+from zeromem_torch.errors import ZeroMemError
+
+if TYPE_CHECKING:  # readers need this module, and no PyTorch
+    from zeromem_torch.substrate.encoder import Encoded, Encoder
 
 _operating: ContextVar[tuple[Ledger, ...]] = ContextVar("ledgers of the memory operations that run here", default=())
 

@@ -1,95 +1,42 @@
 """ZeroMem, what users hold: traces go in, evidence comes out; between them stand record, index and pipeline."""
 
-import asyncio
 import builtins
 import json
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import wraps
-from itertools import islice
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tqdm.auto import tqdm
 
-from zeromem_torch.answering import Answered, Answering
+from zeromem_torch.answering import Answering
 from zeromem_torch.collect import Batch
 from zeromem_torch.config import EncoderConfig, ZeroMemConfig
+from zeromem_torch.derived import Derived
+from zeromem_torch.encoding import MemoryEncoder
 from zeromem_torch.evidence import Evidence
-from zeromem_torch.index import Segments
-from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader, scrub_logs
-from zeromem_torch.ledger import Ledger, MeteredEncoder
-from zeromem_torch.memories import Memories
-from zeromem_torch.messages import Message, TextFile, listed, message_in, messages_in, text_file, trace_of
+from zeromem_torch.folder import INDEX, RECORD, check_record, hold, let_go, new_folder, scrub_logs
+from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader, open_index
+from zeromem_torch.ledger import Ledger
+from zeromem_torch.messages import Message, TextFile, listed, messages_in, messages_of, text_file, trace_of, write_lines
 from zeromem_torch.pipeline import ZeroMemPipeline
 from zeromem_torch.reader import Reader
-from zeromem_torch.scope import Boundary, Filters, Scope, SearchRequest, boundaries_in, boundary_of
+from zeromem_torch.results import Answered, Page, Report, place_of
+from zeromem_torch.scope import Boundary, Scope, SearchRequest, boundaries_in, boundary_of, scopes_of
 from zeromem_torch.searcher import Searcher
-from zeromem_torch.sizes import bytes_of
+from zeromem_torch.sizes import bytes_of, check_count
 from zeromem_torch.store import Change, Record
-from zeromem_torch.substrate.encoder import Encoder, RecentTexts, encoder_bytes, load_encoder
+from zeromem_torch.substrate.encoder import Encoder, load_encoder
 from zeromem_torch.substrate.entities import EntityExtractor
-from zeromem_torch.substrate.forward import Forward, encoded_texts
-from zeromem_torch.substrate.lexicon import check_sparse_head
-from zeromem_torch.substrate.traces import MUTABLE, NotFound, Trace, ZeroMemError, check_text, nearest, parse_time
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Page:
-    """Some traces of a longer list; ``next_cursor`` asks for those behind them, and is None at the end."""
-
-    items: Sequence[Trace]
-    next_cursor: str | None
-
-    def __iter__(self) -> Iterator[Trace]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"items": [trace.to_dict() for trace in self.items], "next_cursor": self.next_cursor}
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `verify` looked at, and what is wrong."""
-
-    traces: int
-    rows_compared: int  # index rows that were made again and compared
-    memories_compared: int  # assembled memories that were assembled again and compared
-    problems: Sequence[str] = field(default=())
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        counts = {name: getattr(self, name) for name in ("traces", "rows_compared", "memories_compared")}
-        return {"ok": self.ok, **counts, "problems": list(self.problems)}
-
-
-def _in_thread(
-    method: Callable[Concatenate["ZeroMem", P], T],
-) -> Callable[Concatenate["ZeroMem", P], Coroutine[Any, Any, T]]:
-    """The method's async twin: the same, in a thread, so that the event loop goes on."""
-
-    @wraps(method)
-    async def twin(self: "ZeroMem", *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(method, self, *args, **kwargs)
-
-    twin.__name__ = twin.__qualname__ = f"a{method.__name__}"
-    return twin  # type: ignore[return-value]  # mypy gives the first parameter the name that wraps shows
+from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, parse_changes, parse_time
+from zeromem_torch.twins import in_thread
 
 
 class ZeroMem:
@@ -113,10 +60,8 @@ class ZeroMem:
         config = config or ZeroMemConfig()
         if isinstance(encoder, str):
             config, encoder = replace(config, encoder=EncoderConfig(encoder)), None
-        self._set_up(config, encoder, extractor, device, dtype, _budget(memory_budget), workspace)
-        self._record = Record()
-        self._keeper: Keeper | None = None  # in this process the live memories are all there is
-        self._serve(Memories(config.substrate, self.encoder.dim, None))
+        self._set_up(config, Record(), encoder, None, extractor, device, dtype, _budget(memory_budget), workspace)
+        self._serve(None)
 
     @classmethod
     def open(
@@ -143,19 +88,52 @@ class ZeroMem:
         ``memory_budget`` ("2GiB", or bytes): how much of the memory may be held ready at once, the rest is read when it
         is asked for; ``workspace`` bytes of it, else half and at most 1 GiB, are for the working tensors of a search.
         """
-        memory = cls.__new__(cls)
-        memory._open(Path(path), encoder, config, extractor, device, dtype, memory_budget, workspace, read_only, index)
+        path, budget = Path(path), _budget(memory_budget)
+        check_record(path, read_only=read_only)
+        held = None if read_only else hold(path)
+        record = None
+        try:
+            record = Record(path / RECORD, read_only=read_only)
+            stored, name, made_with = (record.setting(key) for key in ("config", "encoder_name", "encoder"))
+            if config is None:
+                config = ZeroMemConfig.from_dict(json.loads(stored), "config") if stored else ZeroMemConfig()
+            given = None if isinstance(encoder, str) else encoder
+            named = encoder if isinstance(encoder, str) else name or None
+            if made_with and given is None and named is None:
+                expected = f"the one this memory was made with, {made_with}, which was given as an object"
+                raise ZeroMemError.of("encoder", expected, None, "pass it: ZeroMem.open(path, encoder=...)")
+            if named is not None:
+                config = replace(config, encoder=EncoderConfig(named))
+            memory = cls.__new__(cls)
+            memory._set_up(config, record, given, made_with, extractor, device, dtype, budget, workspace)
+            memory.path, memory.read_only, memory._held = path, read_only, held
+            if made_with is None or given is not None or config.encoder.name != name:
+                memory._encoder.get()  # an encoder that is not the memory's is refused now
+            if not read_only and made_with is not None:
+                memory._remember()
+            elif not read_only:
+                own_name = "" if given is not None else config.encoder.name
+                memory._remember(encoder_name=own_name, encoder=memory.encoder.fingerprint)
+            memory._take_up_index(path / INDEX, index)
+        except BaseException:
+            if record is not None:
+                record.close()
+            if held is not None:
+                let_go(path, held)
+            raise
         return memory
 
     def _set_up(
         self,
         config: ZeroMemConfig,
+        record: Record,
         encoder: Encoder | None,
+        made_with: str | None,
         extractor: EntityExtractor | None,
         device: str,
         dtype: torch.dtype | None,
         budget: int | None,
-        workspace: int | None = None,
+        workspace: int | None,
     ) -> None:
         self.config = config
         self.pipeline = ZeroMemPipeline(config)
@@ -165,137 +143,57 @@ class ZeroMem:
         self._live_budget = None if budget is None else max(0, budget - self.workspace)
         self.ledger = Ledger()
         """What was spent through this object."""
-        self._answering = Answering(self.ledger, device)
         self.notes: builtins.list[str] = []
         self.path: Path | None = None
         self.read_only = False
-        self._held: FileLock | None = None
-        self._encoder = encoder
-        self._recent: RecentTexts | None = None
-        self._made_with: str | None = None  # fingerprint of the encoder, once there is one
-        self._reader = TraceReader(config.substrate, self._metered, extractor)
-        self._counts: dict[str, int] = {}  # traces of each boundary
-        self._waiting: dict[int, None] = {}  # sequence numbers of traces that the index lacks, in order of arrival
-        self._last = 0  # sequence number of the last trace
         self.revision = 0
         """Grows with every change made through this object: what was read before one may be out of date."""
+        self._record = record
+        self._counts = record.boundaries()
+        self._encoder = MemoryEncoder(
+            lambda: encoder or load_encoder(config.encoder.name, device=device, dtype=dtype),
+            made_with,
+            self.ledger,
+            learned=config.substrate.lexicon == "learned",
+        )
+        self._reader = TraceReader(config.substrate, self._encoder.metered, extractor)
+        self._answering = Answering(self.ledger, device)
+        self._held: FileLock | None = None
         self._lock = RLock()
         self._closed = False
 
-    def _serve(self, memories: Memories) -> None:
-        self._memories = memories
-        self._searcher = Searcher(self.pipeline, memories, self._for_queries, self._counts, self.device, self.workspace)
+    def _serve(self, keeper: Keeper | None) -> None:
+        self._derived = Derived(self._record, self._reader, keeper, self._live_budget)
+        memories, encoder = self._derived.memories, self._encoder.for_queries
+        self._searcher = Searcher(self.pipeline, memories, encoder, self._counts, self.device, self.workspace)
 
     # Opening and closing
 
-    def _open(
-        self,
-        path: Path,
-        encoder: Encoder | str | None,
-        config: ZeroMemConfig | None,
-        extractor: EntityExtractor | None,
-        device: str,
-        dtype: torch.dtype | None,
-        memory_budget: int | str | None,
-        workspace: int | None,
-        read_only: bool,
-        index: bool,
-    ) -> None:
-        budget = _budget(memory_budget)
-        if read_only and not (path / RECORD).exists():
-            raise ZeroMemError.of("path", "a folder that holds a memory", str(path), "open it for writing to make one")
-        if not (path / RECORD).exists() and (path / "index" / "manifest.json").exists():
-            advice = "restore it from a backup; to begin anew, remove the folder's index too"
-            raise ZeroMemError.of("path", f"the record {RECORD} beside its index", "no such file", advice)
-        held = None if read_only else _hold(path)
-        record = None
-        try:
-            record = Record(path / RECORD, read_only=read_only)
-            stored, name = record.setting("config"), record.setting("encoder_name")
-            if config is None:
-                config = ZeroMemConfig.from_dict(json.loads(stored), "config") if stored else ZeroMemConfig()
-            if isinstance(encoder, str) or name:
-                config = replace(config, encoder=EncoderConfig(encoder if isinstance(encoder, str) else name or ""))
-            given = None if isinstance(encoder, str) else encoder
-            self._set_up(config, given, extractor, device, dtype, budget, workspace)
-            self.path, self.read_only, self._record, self._held = path, read_only, record, held
-            self._made_with = record.setting("encoder")
-            self._counts.update(record.boundaries())
-            if self._made_with and given is None and not name and not isinstance(encoder, str):
-                expected = f"the one this memory was made with, {self._made_with}, which was given as an object"
-                raise ZeroMemError.of("encoder", expected, None, "pass it: ZeroMem.open(path, encoder=...)")
-            if self._made_with is None or given is not None or config.encoder.name != name:
-                self._load_encoder()
-            if not read_only:
-                self._remember("" if given is not None else config.encoder.name)
-            self._take_up_index(index)
-        except BaseException:
-            if record is not None:
-                record.close()
-            if held is not None:
-                held.release()
-            raise
-
-    def _remember(self, encoder_name: str) -> None:
-        now = {"config": json.dumps(self.config.to_dict())}
-        if self._record.setting("encoder") is None:
-            now |= {"encoder_name": encoder_name, "encoder": self.encoder.fingerprint}
+    def _remember(self, **encoder: str) -> None:
+        """Have the record know the configuration, and what else is said."""
+        now = {"config": json.dumps(self.config.to_dict()), **encoder}
         if any(self._record.setting(name) != value for name, value in now.items()):
             self._record.set_settings(now)
 
-    def _take_up_index(self, index: bool) -> None:
+    def _take_up_index(self, folder: Path, index: bool) -> None:
         """Open the index, and bring it up to the record, now or later."""
-        assert self.path is not None
-        fingerprint = self._reader.fingerprint(self._made_with or self.encoder.fingerprint)
-        segments = Segments(self.path / "index", fingerprint, read_only=self.read_only)
-        self.notes += segments.problems
-        if segments.stale:
-            self.notes.append(f"the index was made with another {', '.join(segments.stale)}, and is made anew")
-            if self.read_only:  # a reader cannot mend what is on disk: it makes rows of its own
-                segments = Segments(None, fingerprint)
-            else:
-                segments.clear(fingerprint)
-        self._keeper = Keeper(self._record, segments, self._reader, self._waiting)
+        fingerprint = self._reader.fingerprint(self._encoder.made_with or self.encoder.fingerprint)
+        segments, self.notes = open_index(folder, fingerprint, read_only=self.read_only)
+        keeper = Keeper(self._record, segments, self._reader)
         if index:
-            self._keeper.catch_up(self.notes)
+            keeper.catch_up(self.notes)
         else:
-            self._keeper.line_up()
-        self._last = self._record.last()
-        self._serve(Memories(self.config.substrate, 0, self._keeper.load, self._live_budget))
+            keeper.line_up()
+        self._serve(keeper)
 
     @property
     def encoder(self) -> Encoder:
         """Loaded when it is first needed: a memory that is only listed or counted needs none."""
-        return self._encoder if self._encoder is not None and self._made_with is not None else self._load_encoder()
-
-    def _metered(self) -> Encoder:
-        return MeteredEncoder(self.encoder, self.ledger)
+        return self._encoder.get()
 
     def remember_queries(self, most: int) -> None:
         """Keep what the encoder says of the last ``most`` texts of queries; asked again, they are not encoded again."""
-        self._recent = RecentTexts(self._metered(), most)
-
-    def _for_queries(self) -> Encoder:
-        if self._recent is None:
-            return self._metered()
-        if self._recent.fingerprint != self.encoder.fingerprint:
-            self.remember_queries(self._recent.most)
-        return self._recent
-
-    def _load_encoder(self) -> Encoder:
-        loaded = self._encoder or load_encoder(self.config.encoder.name, device=self.device, dtype=self._dtype)
-        if self._made_with is not None and loaded.fingerprint != self._made_with:
-            raise ZeroMemError.of(
-                "encoder",
-                f"the one this memory was made with, {self._made_with}",
-                loaded.fingerprint,
-                "open the memory without naming an encoder, then change it for all traces with reencode(encoder), or "
-                "on the command line: zeromem reencode NAME",
-            )
-        if self.config.substrate.lexicon == "learned":
-            check_sparse_head(loaded)
-        self._encoder, self._made_with = loaded, loaded.fingerprint
-        return loaded
+        self._encoder.remember_queries(most)
 
     def close(self) -> None:
         """Write what the index still holds in memory, and let go of the folder."""
@@ -304,13 +202,11 @@ class ZeroMem:
                 return
             self._closed = True
             try:
-                if self._keeper is not None:
-                    self._keeper.segments.close()
+                self._derived.close()
             finally:
                 self._record.close()
                 if self.path is not None and self._held is not None:
-                    (self.path / WRITER).unlink(missing_ok=True)
-                    self._held.release()
+                    let_go(self.path, self._held)
 
     def __enter__(self) -> Self:
         return self
@@ -348,18 +244,19 @@ class ZeroMem:
         """
         with self._operation():
             self._writable()
-            home = boundary if boundary is not None else _home(user_id, agent_id, run_id)
+            if boundary is None and (user_id, agent_id, run_id) != (None, None, None):
+                boundary = boundary_of(user_id, agent_id, run_id)
             when = None if timestamp is None else parse_time(timestamp)
-            made = [trace_of(message, home, session, when, metadata) for message in messages_in(messages)]
+            made = [trace_of(message, boundary, session, when, metadata) for message in messages_in(messages)]
             if index:
                 made, given = self._record.changes(made, overwrite=overwrite), made
                 with self._searcher.timed("build"):
                     rows = self._reader.read(made, progress)
                 stored = self._record.add(made, actor=actor, overwrite=overwrite)
-                self._take_in(stored, rows)
+                self._derived.take_in(stored, rows)
             else:
                 given, stored = made, self._record.add(made, actor=actor, overwrite=overwrite)
-                self._put_off(stored)
+                self._derived.put_off(stored)
             for _, trace in stored:
                 if trace.updated_at is None:
                     self._counts[trace.boundary] = self._counts.get(trace.boundary, 0) + 1
@@ -372,60 +269,27 @@ class ZeroMem:
         """
         with self._operation():
             self._writable()
-            most = min(AT_ONCE, tokens // TOKENS_BESIDE + 1)
-            stored: builtins.list[tuple[int, Trace]] = []
-            for seq, trace in self._record.fetch(islice(self._waiting, most)):
-                tokens -= len(trace.text) // CHARACTERS + TOKENS_BESIDE
-                if stored and tokens < 0:
-                    break
-                stored.append((seq, trace))
+            stored = self._derived.due(tokens)
             with self._searcher.timed("build"):
                 rows = self._reader.read([trace for _, trace in stored])
-            self._take_in(stored, rows)
+            self._derived.take_in(stored, rows)
             return len(stored)
 
     @property
     def waiting(self) -> int:
         """Traces that are stored and not found yet: `index_some` makes them so."""
-        return len(self._waiting)
+        return len(self._derived.waiting)
 
     @property
     def stored_up_to(self) -> int:
         """Number of the last trace that was stored; numbers grow with every trace."""
-        return self._last
+        return self._derived.last
 
     @property
     def indexed_up_to(self) -> int:
         """A search finds every trace up to this number."""
         with self._lock:
-            return min(self._waiting) - 1 if self._waiting else self._last
-
-    def _put_off(self, stored: Sequence[tuple[int, Trace]]) -> None:
-        """What was found before of traces that have changed is not found any more."""
-        for seq, trace in stored:
-            self._waiting[seq] = None
-            if trace.updated_at is not None:
-                self._memories.drop(trace.boundary, [seq])
-                if self._keeper is not None:
-                    self._keeper.segments.retire([seq])
-        self._last = max([self._last, *(seq for seq, _ in stored)])
-
-    def _take_in(self, stored: Sequence[tuple[int, Trace]], rows: Forward) -> None:
-        """Hand stored traces and their rows to the index, and to the memories in use."""
-        if not stored:
-            return
-        seqs = [seq for seq, _ in stored]
-        for seq in seqs:
-            self._waiting.pop(seq, None)
-        self._last = max(self._last, *seqs)
-        if self._keeper is not None:
-            self._keeper.segments.append(seqs, [trace.digest for _, trace in stored], rows)
-        places: dict[str, builtins.list[int]] = {}
-        for place, (_, trace) in enumerate(stored):
-            places.setdefault(trace.boundary, []).append(place)
-        for boundary, own in places.items():
-            of_it = rows if len(places) == 1 else rows.take(torch.tensor(own))
-            self._memories.put(boundary, [seqs[i] for i in own], [stored[i][1] for i in own], of_it)
+            return self._derived.indexed_up_to
 
     def update(
         self, id: str, *, boundary: str | None = None, actor: str = "", index: bool = True, **changes: Any
@@ -438,24 +302,18 @@ class ZeroMem:
         with self._operation():
             self._writable()
             boundary = self._home_of(id, boundary)
-            for name in changes:
-                if name not in MUTABLE:
-                    advice = f"{nearest(name, MUTABLE)}what says who, where and when in order stays as it was"
-                    raise ZeroMemError.of("update", f"some of {', '.join(MUTABLE)}", name, advice)
-            for name in ("time", "valid_from", "valid_to", "expires_at"):
-                if changes.get(name) is not None:
-                    changes[name] = parse_time(changes[name])
-            before = self._known(boundary, id)
+            changes = parse_changes(changes)
+            before = self._record.known(boundary, id)
             wanted = replace(before, **changes)
             same = wanted.digest == before.digest
             rows = self._reader.read([wanted]) if index and not same else None
             seq, after = self._record.update(boundary, id, changes, actor=actor)
             if rows is not None:
-                self._take_in([(seq, after)], rows)
+                self._derived.take_in([(seq, after)], rows)
             elif not same:
-                self._put_off([(seq, after)])
-            elif seq not in self._waiting:
-                self._memories.replace(boundary, seq, after)
+                self._derived.put_off([(seq, after)])
+            elif seq not in self._derived.waiting:
+                self._derived.memories.replace(boundary, seq, after)
             return after
 
     def delete(self, id: str, *, boundary: str | None = None, actor: str = "", purge: bool = False) -> None:
@@ -487,13 +345,7 @@ class ZeroMem:
             seqs = self._record.purge(keys=keys, boundaries=names or None)
         else:
             seqs = self._record.delete(keys, actor=actor) if keys else []
-        if self._keeper is not None:
-            self._keeper.segments.compact(seqs) if purge else self._keeper.segments.retire(seqs)
-        gone = set(seqs)
-        for seq in gone & self._waiting.keys():
-            del self._waiting[seq]
-        for boundary in dict.fromkeys([*(boundary for boundary, _ in keys), *names]):
-            self._memories.drop(boundary, gone)
+        self._derived.remove(seqs, dict.fromkeys([*(boundary for boundary, _ in keys), *names]), purge=purge)
         for trace in there:
             self._counts[trace.boundary] -= 1
             if not self._counts[trace.boundary]:
@@ -501,16 +353,15 @@ class ZeroMem:
         if purge:
             self._searcher.release()
             if self.path is not None:
-                scrub_logs(self.path / "logs", set(keys), set(names))
-            if forget := getattr(self._encoder, "forget", None):  # a cache of texts
-                forget(encoded_texts(there, self.encoder))
+                scrub_logs(self.path, set(keys), set(names))
+            self._encoder.forget(there)
 
     # Reading
 
     def get(self, id: str, *, boundary: str | None = None) -> Trace:
         """The trace of this id. Ids are unique in their boundary: name it where several have the id."""
         with self._operation():
-            return self._known(self._home_of(id, boundary), id)
+            return self._record.known(self._home_of(id, boundary), id)
 
     def list(
         self,
@@ -523,8 +374,8 @@ class ZeroMem:
         """Traces in the order they came, ``limit`` at a time (None: all); the page says where the next one starts."""
         with self._operation():
             if limit is not None:
-                _check_count("limit", limit)
-            after = _cursor(cursor)
+                check_count("limit", limit)
+            after = place_of(cursor)
             names = None if boundary is None else boundaries_in(boundary, self._counts)
             size = len(self) + 1 if limit is None else limit + 1
             found = self._record.page(after, size, boundaries=names, prefix=prefix)
@@ -559,26 +410,17 @@ class ZeroMem:
         return True  # a memory that is empty yet is a memory
 
     def __repr__(self) -> str:
+        made_with = f"encoder {self._encoder.made_with}"
         where = "" if self.path is None else f", in {str(self.path)!r}"
-        return f"ZeroMem({len(self)} traces in {len(self._counts)} boundaries, encoder {self._made_with}{where})"
-
-    def _known(self, boundary: str, id: str) -> Trace:
-        if (trace := self._record.get(boundary, id)) is None:
-            raise NotFound.of("id", f"one that boundary {boundary!r} holds", id, "list(boundary=...) shows them")
-        return trace
+        return f"ZeroMem({len(self)} traces in {len(self._counts)} boundaries, {made_with}{where})"
 
     def _home_of(self, id: str, boundary: str | None, *, gone: bool = False) -> str:
         """The boundary of an id: the one named, or the only one that has it (``gone``: or ever had it)."""
         check_text("search", "id", id)
-        if boundary is not None:
-            check_text("search", "boundary", boundary)
-            return boundary
-        homes = self._record.boundaries_of(id) or (self._record.boundaries_of(id, ever=True) if gone else [])
-        if len(homes) != 1:
-            expected = "one that the memory holds" if not homes else "one that a single boundary holds"
-            advice = "list() shows what there is" if not homes else "name its boundary too: boundary=..."
-            raise ZeroMemError.of("id", expected, id, advice)
-        return homes[0]
+        if boundary is None:
+            return self._record.home_of(id, gone=gone)
+        check_text("search", "boundary", boundary)
+        return boundary
 
     # Searching
 
@@ -652,8 +494,7 @@ class ZeroMem:
                 SearchRequest(query, boundary, top_k, token_budget, filters, as_of, min_score, explain, time)
                 for query, boundary, time in zip(queries, boundaries, times, strict=True)
             ]
-            scopes = self._scopes(requests, alone=len(requests) == 1)
-            return self._found(requests, scopes, range(len(requests)))
+            return self._searcher.evidence(requests, scopes_of(requests, self._counts), behind=bool(self.waiting))
 
     def search_each(self, requests: Sequence[SearchRequest]) -> builtins.list[Evidence | ZeroMemError]:
         """Evidence for each request, as if it came alone; one that cannot be used is answered with its error.
@@ -662,76 +503,16 @@ class ZeroMem:
         """
         with self._operation():
             self._open_still()
-            answers: builtins.list[Evidence | ZeroMemError] = []
-            scopes: builtins.list[Scope] = []
-            groups: dict[tuple[object, ...], builtins.list[int]] = {}
-            for number, request in enumerate(requests):
+            scopes: builtins.list[Scope | ZeroMemError] = []
+            for request in requests:
                 try:
-                    scopes += self._scopes([request], alone=True)
+                    scopes += scopes_of([request], self._counts)
                 except ZeroMemError as error:
-                    answers.append(error)
-                    scopes.append(Scope(()))
-                else:
-                    answers.append(Evidence.nothing(request.query, _name(request.boundary), ""))
-                    groups.setdefault((request.top_k, request.token_budget, request.explain), []).append(number)
-            for numbers in groups.values():
-                for number, evidence in zip(numbers, self._found(requests, scopes, numbers), strict=True):
-                    answers[number] = evidence
-            return answers
-
-    def _scopes(self, requests: Sequence[SearchRequest], *, alone: bool) -> builtins.list[Scope]:
-        """What each request may see; a request that cannot be used is an error."""
-        scopes: builtins.list[Scope] = []
-        known: dict[str, tuple[str, ...]] = {}
-        admitted: dict[int, Filters | None] = {}
-        for number, asked in enumerate(requests):
-            for name, value in (("top_k", asked.top_k), ("token_budget", asked.token_budget)):
-                if value is not None:
-                    _check_count(name, value)
-            if asked.min_score is not None and not (_is_number(asked.min_score) and -1 <= asked.min_score <= 1):
-                advice = "evidence shows its relevance"
-                raise ZeroMemError.of("min_score", "a cosine from -1 to 1", asked.min_score, advice)
-            check_text("query" if alone else f"query {number}", "text", asked.query)
-            _check_time("reference_time", asked.reference_time)
-            moment = None if asked.as_of is None else parse_time(asked.as_of)
-            if id(asked.filters) not in admitted:
-                admitted[id(asked.filters)] = Filters.of(asked.filters)
-            name = repr(asked.boundary)
-            if name not in known:
-                known[name] = boundaries_in(asked.boundary, self._counts)
-            scopes.append(Scope(known[name], admitted[id(asked.filters)], moment))
-        return scopes
-
-    def _found(
-        self, requests: Sequence[SearchRequest], scopes: Sequence[Scope], numbers: Sequence[int]
-    ) -> builtins.list[Evidence]:
-        """Evidence for some of the requests, which rank alike."""
-        if not numbers:
-            return []
-        alike = requests[numbers[0]]
-        found = self._searcher.search(
-            [requests[i].query for i in numbers],
-            [scopes[i] for i in numbers],
-            [requests[i].reference_time or scopes[i].as_of for i in numbers],
-            self.config.calibration.top_k if alike.top_k is None else alike.top_k,
-            alike.token_budget,
-            explain=alike.explain,
-        )
-        answers = []
-        for place, number in enumerate(numbers):
-            asked = requests[number]
-            if (evidence := found.get(place)) is None:
-                evidence = Evidence.nothing(asked.query, _name(asked.boundary), self._why(scopes[number]))
-            answers.append(evidence if asked.min_score is None else evidence.at_least(asked.min_score))
-        return answers
-
-    def _why(self, scope: Scope) -> str:
-        """Why there is nothing to search."""
-        if not any(name in self._counts for name in scope.boundaries):
-            return "nothing is there"
-        if self._waiting:
-            return "nothing that is indexed yet passes the filters and holds at this time"
-        return "nothing there passes the filters and holds at this time"
+                    scopes.append(error)
+            usable = [(asked, scope) for asked, scope in zip(requests, scopes, strict=True) if isinstance(scope, Scope)]
+            asked, seen = [asked for asked, _ in usable], [scope for _, scope in usable]
+            found = iter(self._searcher.evidence(asked, seen, behind=bool(self.waiting)))
+            return [scope if isinstance(scope, ZeroMemError) else next(found) for scope in scopes]
 
     def answer(
         self,
@@ -775,7 +556,7 @@ class ZeroMem:
         - the others are those of `search_batch`.
         """
         if reader_budget is not None:
-            _check_count("reader_budget", reader_budget)
+            check_count("reader_budget", reader_budget)
         how: dict[str, Any] = {"reader_budget": reader_budget, "calibrate": calibrate, "abstain": abstain}
         return self.answer_from(self.search_batch(questions, boundaries=boundaries, **search), reader=reader, **how)
 
@@ -790,7 +571,7 @@ class ZeroMem:
     ) -> builtins.list[Answered]:
         """Answer the queries of evidence that was found before; the memory itself is not asked."""
         if reader_budget is not None:
-            _check_count("reader_budget", reader_budget)
+            check_count("reader_budget", reader_budget)
         queries = [found.query for found in evidence]
         return self._answering.answer(
             queries, evidence, reader, token_budget=reader_budget, calibrate=calibrate, abstain=abstain
@@ -835,34 +616,15 @@ class ZeroMem:
         """
         with self._operation():
             self._open_still()
-            problems = self._record.check()
-            compared = memories = 0
-            if self._keeper is not None:
-                problems += self._keeper.problems()
-                if not quick:
-                    compared, found = self._keeper.compare()
-                    problems += found
-            if not quick:
-                memories, differing = self._memories.compare()
-                problems += [f"the memory of {name!r} is not what its rows make" for name in differing]
-            return Report(len(self), compared, memories, problems)
+            return Report(len(self), *self._derived.verify(quick=quick))
 
     def rebuild(self) -> None:
         """Make the whole index anew from the record."""
         with self._operation():
             self._writable()
-            if self._keeper is None:
-                stored = self._record.fetch(self._record.keys()[0].tolist())
-                rows = self._reader.read([trace for _, trace in stored])
-                self._serve(Memories(self.config.substrate, self.encoder.dim, None))
-                self._take_in(stored, rows)
-            else:
-                self._keeper.segments.clear(self._reader.fingerprint(self.encoder.fingerprint))
-                self._memories.release()
-                self._searcher.release()
-                self._keeper.catch_up()
+            self._searcher.release()
+            self._derived.rebuild()
             self.notes.clear()
-            self._waiting.clear()
 
     def reencode(self, encoder: Encoder | str) -> None:
         """Change to another encoder, and make the index anew with it; after a crash the next opening goes on."""
@@ -871,13 +633,10 @@ class ZeroMem:
             name = encoder if isinstance(encoder, str) else ""
             if isinstance(encoder, str):
                 encoder = load_encoder(encoder, device=self.device, dtype=self._dtype)
-            if self.config.substrate.lexicon == "learned":
-                check_sparse_head(encoder)
+            self._encoder.change(encoder)
             if name:
                 self.config = replace(self.config, encoder=EncoderConfig(name))
-            self._encoder, self._made_with = encoder, encoder.fingerprint
-            settings = {"encoder_name": name, "encoder": encoder.fingerprint}
-            self._record.set_settings({"config": json.dumps(self.config.to_dict()), **settings})
+            self._remember(encoder_name=name, encoder=encoder.fingerprint)
             self.rebuild()
 
     def release_memory(self, *, keep_reserved: bool = False) -> None:
@@ -888,31 +647,30 @@ class ZeroMem:
         """
         with self._operation():
             self._searcher.release()
-            self._memories.release()
+            self._derived.memories.release()
             if torch.device(self.device).type == "cuda" and not keep_reserved:
                 torch.cuda.empty_cache()
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes in use, by part: the encoder's weights, live memories, and what is on the device of them."""
-        encoder = 0 if self._encoder is None else encoder_bytes(self._encoder)
-        return {"encoder": encoder, "memories": self._memories.nbytes, **self._searcher.held_bytes()}
+        own = {"encoder": self._encoder.nbytes, "memories": self._derived.memories.nbytes}
+        return {**own, **self._searcher.held_bytes()}
 
     @property
     def cache_hits(self) -> tuple[int, int]:
         """How often a boundary that was asked for was live, and how often it had to be read."""
-        return self._memories.hits, self._memories.misses
+        return self._derived.memories.hits, self._derived.memories.misses
 
     def stats(self) -> dict[str, Any]:
         """Counts and sizes."""
         with self._operation():
-            index = {} if self._keeper is None else self._keeper.segments.stats()
             return {
                 "traces": len(self),
                 "boundaries": dict(self._counts),
-                "encoder": self._made_with,
+                "encoder": self._encoder.made_with,
                 "path": None if self.path is None else str(self.path),
-                "live_bytes": self._memories.nbytes,
-                "index": index,
+                "live_bytes": self._derived.memories.nbytes,
+                "index": self._derived.stats(),
                 "notes": list(self.notes),
             }
 
@@ -921,14 +679,14 @@ class ZeroMem:
     def export_jsonl(self, path: TextFile, *, boundary: Boundary | None = None) -> int:
         """Write traces, a JSON object a line, in the order they came; returns their number. `import_jsonl` reads it."""
         with text_file(path, "w") as file:
-            count, cursor = 0, None
-            while True:
-                page = self.list(boundary=boundary, cursor=cursor, limit=1000)
-                for trace in page:
-                    file.write(json.dumps(trace.to_dict(), ensure_ascii=False) + "\n")
-                    count += 1
-                if (cursor := page.next_cursor) is None:
-                    return count
+            return write_lines(file, self._all(boundary))
+
+    def _all(self, boundary: Boundary | None) -> Iterator[Trace]:
+        page = self.list(boundary=boundary, limit=1000)
+        yield from page
+        while page.next_cursor is not None:
+            page = self.list(boundary=boundary, cursor=page.next_cursor, limit=1000)
+            yield from page
 
     def import_jsonl(
         self,
@@ -944,24 +702,14 @@ class ZeroMem:
         Killed or refused half-way, what was read so far stays, and the same call goes on: traces that are known change
         nothing. So a line without an id gets one that its content and place in the file decide.
         """
-        _check_count("batch", batch)
+        check_count("batch", batch)
         done = 0
-        waiting: builtins.list[Message] = []
         with text_file(path, "r") as file, tqdm(desc="importing", unit="trace", disable=None) as bar:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                waiting.append(message_in(line, getattr(file, "name", "the file"), number, boundary))
-                if len(waiting) == batch:
-                    done += len(self.add(waiting, boundary=boundary, actor=actor))
-                    bar.update(len(waiting))
-                    waiting = []
-                    if progress:
-                        progress(done, None)
-            done += len(self.add(waiting, boundary=boundary, actor=actor))
-            bar.update(len(waiting))
-            if progress:
-                progress(done, done)
+            for some in messages_of(file, getattr(file, "name", "the file"), boundary, batch):
+                done += len(self.add(some, boundary=boundary, actor=actor))
+                bar.update(len(some))
+                if progress:
+                    progress(done, None if len(some) == batch else done)
         return done
 
     def backup(self, path: str | os.PathLike[str]) -> None:
@@ -969,12 +717,9 @@ class ZeroMem:
         with self._operation():
             self._open_still()
             target = Path(path)
-            if target.exists() and (not target.is_dir() or any(target.iterdir())):
-                raise ZeroMemError.of("path", "a new or empty folder", str(target), "name another")
-            target.mkdir(parents=True, exist_ok=True)
+            new_folder(target)
             self._record.backup(target / RECORD)
-            if self._keeper is not None:
-                self._keeper.segments.copy(target / "index")
+            self._derived.copy(target / INDEX)
 
     # What every method needs
 
@@ -994,76 +739,18 @@ class ZeroMem:
         if self.read_only:
             raise ZeroMemError.of("memory", "one opened for writing", "read_only=True", "open it without read_only")
 
-    aadd = _in_thread(add)
-    asearch = _in_thread(search)
-    asearch_batch = _in_thread(search_batch)
-    aanswer = _in_thread(answer)  # type: ignore[arg-type]  # as with update
-    aanswer_batch = _in_thread(answer_batch)  # type: ignore[arg-type]
-    aget = _in_thread(get)
-    alist = _in_thread(list)
-    aupdate = _in_thread(update)  # type: ignore[arg-type]  # any change could be named "self"
-    adelete = _in_thread(delete)
-    adelete_all = _in_thread(delete_all)
-    ahistory = _in_thread(history)
-
-
-CHARACTERS, TOKENS_BESIDE = 4, 8
-"""Of a token, and tokens that a trace costs beside its text: enough to say how much is read at once."""
-RECORD = "memory.sqlite"
-WRITER = "writer.json"
-
-
-def _hold(path: Path) -> FileLock:
-    """Be the one process that writes here; the lock goes with the process, however it ends."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / "lock", timeout=0)
-        lock.acquire()
-    except Timeout:
-        try:
-            who = json.loads((path / WRITER).read_text())
-            holder = f"one that process {who['pid']} has open since {who['since']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            holder = "one that another process has open"
-        advice = "close it there, or open it here with read_only=True"
-        raise ZeroMemError.of(f"memory {path}", "one that nobody else writes to", holder, advice) from None
-    except OSError as error:
-        advice = f"name another ({error})"
-        raise ZeroMemError.of("path", "a folder that can be written to", str(path), advice) from error
-    started = {"pid": os.getpid(), "since": datetime.now().astimezone().isoformat(timespec="seconds")}
-    (path / WRITER).write_text(json.dumps(started))
-    return lock
-
-
-def _home(user_id: str | None, agent_id: str | None, run_id: str | None) -> str | None:
-    return None if (user_id, agent_id, run_id) == (None, None, None) else boundary_of(user_id, agent_id, run_id)
-
-
-def _name(asked: Boundary) -> str:
-    return ", ".join(map(str, asked)) if isinstance(asked, list | tuple) else str(asked)
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")
-
-
-def _check_time(name: str, time: object) -> None:
-    if time is not None and not isinstance(time, datetime):
-        raise ZeroMemError.of(name, "a datetime or None", time, "read it with parse_time(...)")
-
-
-def _cursor(cursor: str | None) -> int:
-    if cursor is None:
-        return 0
-    if not isinstance(cursor, str) or not cursor.isascii() or not cursor.isdigit():
-        raise ZeroMemError.of("cursor", "the next_cursor of a page", cursor, "leave it out to start at the first trace")
-    return int(cursor)
+    aadd = in_thread(add)
+    asearch = in_thread(search)
+    asearch_batch = in_thread(search_batch)
+    aanswer = in_thread(answer)  # type: ignore[arg-type]  # as with update
+    aanswer_batch = in_thread(answer_batch)  # type: ignore[arg-type]
+    aget = in_thread(get)
+    alist = in_thread(list)
+    aupdate = in_thread(update)  # type: ignore[arg-type]  # any change could be named "self"
+    adelete = in_thread(delete)
+    adelete_all = in_thread(delete_all)
+    ahistory = in_thread(history)
 
 
 def _budget(size: int | str | None) -> int | None:
     return None if size is None else bytes_of("memory_budget", size)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -102,6 +102,12 @@ class Memories:
                 del self._shelves[boundary]
         self._forget(boundary)
 
+    def clear(self, dim: int) -> None:
+        """Hold nothing; rows will have ``dim`` columns."""
+        self.dim = dim
+        for held in (self._shelves, self._assembled, self._keys):
+            held.clear()
+
     def release(self) -> None:
         """Drop all that can be made again."""
         self._assembled.clear()

@@ -79,6 +79,28 @@ def message_in(line: str, file: str, number: int, boundary: str | None) -> dict[
     return values
 
 
+def messages_of(file: Iterable[str], name: str, boundary: str | None, batch: int) -> Iterator[list[Message]]:
+    """The lines of JSON Lines, ``batch`` at a time; the last ones, which are fewer or none, always."""
+    some: list[Message] = []
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        some.append(message_in(line, name, number, boundary))
+        if len(some) == batch:
+            yield some
+            some = []
+    yield some
+
+
+def write_lines(file: IO[str], traces: Iterable[Trace]) -> int:
+    """Traces as JSON Lines; returns how many."""
+    count = 0
+    for trace in traces:
+        file.write(json.dumps(trace.to_dict(), ensure_ascii=False) + "\n")
+        count += 1
+    return count
+
+
 def listed(name: str, values: Iterable[T]) -> Sequence[T]:
     given: object = values
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):

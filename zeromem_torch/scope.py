@@ -4,11 +4,12 @@ A filtered search answers as if the memory held only what passes: statistics, ne
 traces that remain, so nothing left out can speak through the ranking of what is left in.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from zeromem_torch.sizes import check_count
 from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_boundary, check_text, nearest, parse_time
 
 Boundary = str | Sequence[str]
@@ -154,6 +155,44 @@ class SearchRequest:
     min_score: float | None = None
     explain: bool = False
     reference_time: datetime | None = None
+
+    @property
+    def place(self) -> str:
+        """The boundaries that are asked, as evidence names them."""
+        return ", ".join(map(str, self.boundary)) if isinstance(self.boundary, list | tuple) else str(self.boundary)
+
+
+def scopes_of(requests: Sequence[SearchRequest], known: Collection[str]) -> list[Scope]:
+    """What each request may see of the known boundaries; a request that cannot be used is an error."""
+    scopes: list[Scope] = []
+    boundaries: dict[str, tuple[str, ...]] = {}
+    admitted: dict[int, Filters | None] = {}
+    for number, asked in enumerate(requests):
+        for name, value in (("top_k", asked.top_k), ("token_budget", asked.token_budget)):
+            if value is not None:
+                check_count(name, value)
+        if asked.min_score is not None and not (_is_number(asked.min_score) and -1 <= asked.min_score <= 1):
+            advice = "evidence shows its relevance"
+            raise ZeroMemError.of("min_score", "a cosine from -1 to 1", asked.min_score, advice)
+        check_text("query" if len(requests) == 1 else f"query {number}", "text", asked.query)
+        _check_time("reference_time", asked.reference_time)
+        moment = None if asked.as_of is None else parse_time(asked.as_of)
+        if id(asked.filters) not in admitted:
+            admitted[id(asked.filters)] = Filters.of(asked.filters)
+        name = repr(asked.boundary)
+        if name not in boundaries:
+            boundaries[name] = boundaries_in(asked.boundary, known)
+        scopes.append(Scope(boundaries[name], admitted[id(asked.filters)], moment))
+    return scopes
+
+
+def _check_time(name: str, time: object) -> None:
+    if time is not None and not isinstance(time, datetime):
+        raise ZeroMemError.of(name, "a datetime or None", time, "read it with parse_time(...)")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def bounded(trace: Trace) -> bool:

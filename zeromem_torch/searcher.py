@@ -9,14 +9,15 @@ from datetime import datetime
 
 import torch
 
-from zeromem_torch.bank import Index, MemoryBank, pack
+from zeromem_torch.bank import MemoryBank, pack
 from zeromem_torch.calibration.evidence import within_budget
 from zeromem_torch.collect import Batch, EvidenceWriter
 from zeromem_torch.evidence import Evidence
-from zeromem_torch.memories import FILTERED, Memories
+from zeromem_torch.memories import Memories
 from zeromem_torch.pipeline import ZeroMemPipeline
+from zeromem_torch.residents import Residents
 from zeromem_torch.routing.queries import compile_queries
-from zeromem_torch.scope import Scope
+from zeromem_torch.scope import Scope, SearchRequest
 from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.memory import Memory
 from zeromem_torch.substrate.tokenizer import Analyzer
@@ -25,55 +26,8 @@ LONGEST = 256
 """Units ranked, at least, for a token budget to cut: one that does not fit is skipped for a later one that does."""
 BYTES_PER_SCORE = 4 * 64
 """Bytes a (slot, unit) pair may take while a batch is searched: about forty signals and the walk's nodes."""
-
-
 BANKS = 4
 """Groups of memories that are kept packed, if they take no more of the workspace than one of as many parts."""
-
-
-class Residents:
-    """Indices on a device, in the order in which they were asked for last; the first of them go when there is no room.
-
-    What was moved there is kept in pinned memory of the host too, so that coming back is one copy that waits for
-    nothing.
-    """
-
-    def __init__(self, device: torch.device | str, budget: int | None) -> None:
-        self.device, self.budget = torch.device(device), budget
-        self.hits = self.misses = 0
-        self._held: OrderedDict[int, tuple[Memory, Index]] = OrderedDict()  # by the memory, which is kept with it
-        self._pinned: OrderedDict[int, tuple[Memory, Index]] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(index.nbytes for _, index in self._held.values())
-
-    def of(self, memories: Sequence[Memory]) -> list[Index]:
-        """The indices of these memories on the device; they may be more than the budget holds, but nothing beside."""
-        found = []
-        for memory in memories:
-            held = self._held.pop(id(memory), None)
-            self.hits, self.misses = self.hits + (held is not None), self.misses + (held is None)
-            self._held[id(memory)] = held or (memory, self._host(memory).to(self.device, non_blocking=True))
-            found.append(self._held[id(memory)][1])
-        used = self.nbytes
-        while self.budget is not None and used > self.budget and len(self._held) > len(memories):
-            used -= self._held.popitem(last=False)[1][1].nbytes
-        return found
-
-    def _host(self, memory: Memory) -> Index:
-        if not torch.cuda.is_available():
-            return memory.index
-        if id(memory) not in self._pinned:
-            self._pinned[id(memory)] = (memory, memory.index.pinned())
-            if len(self._pinned) > FILTERED:
-                self._pinned.popitem(last=False)
-        self._pinned.move_to_end(id(memory))
-        return self._pinned[id(memory)][1]
-
-    def release(self) -> None:
-        self._held.clear()
-        self._pinned.clear()
 
 
 class Searcher:
@@ -133,6 +87,39 @@ class Searcher:
         for group in self.batches(queries, scopes, times):
             found.update(self._search(group, top_k, token_budget, explain))
         return found
+
+    def evidence(self, requests: Sequence[SearchRequest], scopes: Sequence[Scope], *, behind: bool) -> list[Evidence]:
+        """Evidence for each request; those that rank alike are searched together.
+
+        ``behind``: some of what is stored has no row yet.
+        """
+        alike: dict[tuple[int | None, int | None, bool], list[int]] = {}
+        for number, asked in enumerate(requests):
+            alike.setdefault((asked.top_k, asked.token_budget, asked.explain), []).append(number)
+        found: dict[int, Evidence] = {}
+        for (top_k, token_budget, explain), numbers in alike.items():
+            own = self.search(
+                [requests[i].query for i in numbers],
+                [scopes[i] for i in numbers],
+                [requests[i].reference_time or scopes[i].as_of for i in numbers],
+                self.config.calibration.top_k if top_k is None else top_k,
+                token_budget,
+                explain=explain,
+            )
+            found.update((numbers[place], evidence) for place, evidence in own.items())
+        answers = []
+        for number, (asked, scope) in enumerate(zip(requests, scopes, strict=True)):
+            if (evidence := found.get(number)) is None:
+                evidence = Evidence.nothing(asked.query, asked.place, self._why_nothing(scope, behind))
+            answers.append(evidence if asked.min_score is None else evidence.at_least(asked.min_score))
+        return answers
+
+    def _why_nothing(self, scope: Scope, behind: bool) -> str:
+        if not any(name in self.sizes for name in scope.boundaries):
+            return "nothing is there"
+        if behind:
+            return "nothing that is indexed yet passes the filters and holds at this time"
+        return "nothing there passes the filters and holds at this time"
 
     def batches(
         self, queries: Sequence[str], scopes: Sequence[Scope], times: Sequence[datetime | None]

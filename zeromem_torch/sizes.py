@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Sizes and counts, as people write them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def bytes_of(name: str, size: int | str) -> int:
         except ValueError:
             pass
     raise ZeroMemError.of(name, 'bytes, or a size such as "2GiB"', size, "pass a size above 0, or None")
+
+
+def check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ZeroMemError.of(name, "a whole number of at least 1", value, "pass 1 or more")

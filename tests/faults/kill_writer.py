@@ -45,7 +45,8 @@ import sqlite3
 import torch
 from toys import RULES, HashEncoder, memory_of
 
-from zeromem_torch import index, library
+from zeromem_torch import keeper
+from zeromem_torch.index import Segments, disk
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.store import sqlite
 from zeromem_torch.substrate.traces import Trace
@@ -58,7 +59,7 @@ WORDS = ("kestrel", "lantern", "harbour", "violin", "orchard", "granite", "saffr
 FOLDER_LIFE = 25  # points in one folder, about
 MOST_TRACES = 200
 PATIENCE = 60.0  # seconds until a writer that should have died at a step is taken for stuck
-STEPS = ("_write", "_replace", "_sync_folder", "_unlink")  # of the index, between which a crash can fall
+STEPS = ("write", "replace", "sync_folder", "unlink")  # of the index, between which a crash can fall
 VM_STEPS = 25  # instructions of a statement between two places where it may be cut short
 
 
@@ -234,8 +235,8 @@ class Trap:
         if self.kind == "clock":
             yield
         elif self.kind == "index":
-            steps = {name: self._around(name, getattr(index, name)) for name in STEPS}
-            with patch.dict(vars(index), steps):
+            steps = {name: self._around(name, getattr(disk, name)) for name in STEPS}
+            with patch.dict(vars(disk), steps):
                 yield
         else:
             with patch.object(sqlite, "connect", self._watched(sqlite.connect)):
@@ -244,7 +245,7 @@ class Trap:
     def _around(self, name: str, do: Callable[..., None]) -> Callable[..., None]:
         def stepped(*args: Any) -> None:
             self.step()
-            if name == "_write":
+            if name == "write":
                 path, data = args
                 path.write_bytes(data[: len(data) // 2])
                 self.step()
@@ -267,8 +268,8 @@ class Trap:
 
 def opened(folder: Path) -> ZeroMem:
     """The memory, with segments of a few rows."""
-    small = partial(index.Segments, flush_rows=8, largest=1 << 17)
-    with patch.object(library, "Segments", small):
+    small = partial(Segments, flush_rows=8, largest=1 << 17)
+    with patch.object(keeper, "Segments", small):
         return ZeroMem.open(folder, encoder=HashEncoder(), config=RULES)
 
 

@@ -201,7 +201,8 @@ def check_writable(path: Path) -> None:
 
 def opened(options: argparse.Namespace, *, read_only: bool = False, make: bool = False) -> ZeroMem:
     """The memory that the options name; only commands that add make one."""
-    from zeromem_torch.library import RECORD, ZeroMem
+    from zeromem_torch.folder import RECORD
+    from zeromem_torch.library import ZeroMem
 
     folder: Path = options.memory
     is_new = not (folder / RECORD).exists()

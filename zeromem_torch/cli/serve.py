@@ -143,7 +143,8 @@ def _until_told(run: Callable[[], None]) -> None:
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[tuple[ZeroMem, Plan | None]]:
     """The memory, inside its budget. What it could not index before is indexed while it serves."""
-    from zeromem_torch.library import RECORD, ZeroMem
+    from zeromem_torch.folder import RECORD
+    from zeromem_torch.library import ZeroMem
     from zeromem_torch.sizes import bytes_of
 
     use_threads_and_device(options)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from threading import RLock
 from typing import Any
 
+from zeromem_torch.folder import LOGS
 from zeromem_torch.handles.entry import ROLE, Entry, is_entry, lifetime
 from zeromem_torch.handles.handle import TYPES, Handle, check_key, check_type
 from zeromem_torch.handles.ledger import Ledger
@@ -78,7 +79,7 @@ class MemoryManager:
         self._clock = clock or (lambda: datetime.now(UTC))
         self._cache = SessionCache(cached)
         self._seen = memory.revision
-        self._log = ContextLog(memory.path / "logs" / "context.jsonl" if memory.path and not memory.read_only else None)
+        self._log = ContextLog(memory.path / LOGS / "context.jsonl" if memory.path and not memory.read_only else None)
         self._lock = RLock()
 
     def store(

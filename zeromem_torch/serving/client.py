@@ -25,6 +25,8 @@ from urllib.parse import quote
 from zeromem_torch.errors import Conflict, NotFound, ZeroMemError
 from zeromem_torch.evidence import Evidence, EvidenceItem
 from zeromem_torch.messages import Message, listed, messages_in
+from zeromem_torch.reader.protocol import Usage
+from zeromem_torch.results import Answered, Page
 from zeromem_torch.scope import Boundary, boundary_of
 from zeromem_torch.serving.refusals import Forbidden, Overloaded, Refusal, TooLarge, Unauthorized
 from zeromem_torch.substrate.traces import Trace, parse_time
@@ -35,8 +37,6 @@ except ImportError as error:
     raise ImportError("the client needs httpx2; run `pip install 'zeromem-torch[client]'`") from error
 
 if TYPE_CHECKING:
-    from zeromem_torch.answering import Answered
-    from zeromem_torch.library import Page
     from zeromem_torch.store import Change
 
 P = ParamSpec("P")
@@ -233,8 +233,6 @@ class Calls:
 
         def page(start: str | None, before: builtins.list[Trace]) -> Call[Page]:
             def read(plain: Any) -> Page | Call[Page]:
-                from zeromem_torch.library import Page
-
                 found = [*before, *map(trace_of, plain["items"])]
                 more = plain["next_cursor"]
                 return page(more, found) if limit is None and more is not None else Page(found, more)
@@ -576,9 +574,6 @@ def _item(plain: Mapping[str, Any]) -> EvidenceItem:
 
 
 def _answered(plain: Mapping[str, Any]) -> Answered:
-    from zeromem_torch.answering import Answered
-    from zeromem_torch.reader.protocol import Usage
-
     own = dict(plain)
     own["cites"], own["usage"] = tuple(own["cites"]), Usage(**own["usage"])
     return Answered(**{**own, "evidence": evidence_of(own["evidence"])})

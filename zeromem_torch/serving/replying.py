@@ -14,8 +14,8 @@ from zeromem_torch.serving.refusals import Overloaded, Refusal, Unauthorized
 from zeromem_torch.serving.schemas import Json
 
 if TYPE_CHECKING:
-    from zeromem_torch.answering import Answered
     from zeromem_torch.evidence import Evidence, EvidenceItem
+    from zeromem_torch.results import Answered
 
 
 @dataclass(slots=True)

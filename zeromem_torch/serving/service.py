@@ -18,12 +18,13 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zeromem_torch.answering import Answered
+from zeromem_torch.derived import tokens_about
 from zeromem_torch.errors import NotFound, ZeroMemError
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.handles import MemoryManager, execute
-from zeromem_torch.library import CHARACTERS, TOKENS_BESIDE, Page, ZeroMem
+from zeromem_torch.library import ZeroMem
 from zeromem_torch.reader import Reader
+from zeromem_torch.results import Answered, Page
 from zeromem_torch.scope import Boundary, SearchRequest
 from zeromem_torch.searcher import BYTES_PER_SCORE
 from zeromem_torch.serving.batcher import Batching, MicroBatcher
@@ -548,7 +549,7 @@ class MemoryService:
         names = [request.boundary] if isinstance(request.boundary, str) else request.boundary
         counts = self.memory.counts
         units = sum(len(self.memory) if name.endswith("/") else counts.get(name, 0) for name in names)
-        return len(request.query) // CHARACTERS + TOKENS_BESIDE, BYTES_PER_SCORE * max(1, units)
+        return tokens_about(request.query), BYTES_PER_SCORE * max(1, units)
 
     def _count(self, name: str, given: Sequence[object], most: int) -> None:
         if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
@@ -595,7 +596,7 @@ def _observed(memory: ZeroMem, limits: Limits) -> builtins.list[Observation]:
             start = time.perf_counter()
             made.search_each(asked)
             spent = time.perf_counter() - start
-            tokens = sum(len(one.query) // CHARACTERS + TOKENS_BESIDE for one in asked)
+            tokens = sum(tokens_about(one.query) for one in asked)
             if again:
                 seen.append((float(tokens), float(queries * turns * BYTES_PER_SCORE), spent))
     return seen

@@ -7,5 +7,6 @@ how its errors read, stands in `sqlite`.
 """
 
 from zeromem_torch.store.record import Change, Record
+from zeromem_torch.store.statements import Stored
 
-__all__ = ["Change", "Record"]
+__all__ = ["Change", "Record", "Stored"]

@@ -142,6 +142,20 @@ class Record:
             found = statements.find(connection, [(boundary, id)])
         return found[boundary, id][1] if found else None
 
+    def known(self, boundary: str, id: str) -> Trace:
+        """The trace; one that is not there is an error."""
+        with self._reading() as connection:
+            return statements.known(connection, [(boundary, id)])[0][1]
+
+    def home_of(self, id: str, *, gone: bool = False) -> str:
+        """The only boundary that holds this id (``gone``: or ever held it); none or several are an error."""
+        homes = self.boundaries_of(id) or (self.boundaries_of(id, ever=True) if gone else [])
+        if len(homes) != 1:
+            expected = "one that the memory holds" if not homes else "one that a single boundary holds"
+            advice = "list() shows what there is" if not homes else "name its boundary too: boundary=..."
+            raise ZeroMemError.of("id", expected, id, advice)
+        return homes[0]
+
     def boundaries_of(self, id: str, *, ever: bool = False) -> list[str]:
         """Boundaries that hold this id; with ``ever``, those too that held it once, unless it was purged."""
         table = HISTORY if ever else TRACES

@@ -18,7 +18,17 @@ from typing import Any
 
 from zeromem_torch.errors import NotFound, ZeroMemError, nearest, shown
 
-__all__ = ["MUTABLE", "NotFound", "Trace", "ZeroMemError", "check_boundary", "check_text", "nearest", "parse_time"]
+__all__ = [
+    "MUTABLE",
+    "NotFound",
+    "Trace",
+    "ZeroMemError",
+    "check_boundary",
+    "check_text",
+    "nearest",
+    "parse_changes",
+    "parse_time",
+]
 
 TIME_FORMS = (
     "'1:56 pm on 8 May, 2023' (LoCoMo), '2023/05/20 (Sat) 02:21' (LongMemEval), "
@@ -174,6 +184,17 @@ def parse_time(value: str | float | datetime) -> datetime:
     except (ValueError, OverflowError, OSError) as error:
         raise ZeroMemError.of("time", TIME_FORMS, value, f"write it in one of these forms ({error})") from error
     raise ZeroMemError.of("time", TIME_FORMS, value, "write it in one of these forms")
+
+
+def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What an update is to change, with its times read; what it may not change is an error."""
+    for name in changes:
+        if name not in MUTABLE:
+            advice = f"{nearest(name, MUTABLE)}what says who, where and when in order stays as it was"
+            raise ZeroMemError.of("update", f"some of {', '.join(MUTABLE)}", name, advice)
+    return {
+        name: parse_time(value) if name in _TIMES and value is not None else value for name, value in changes.items()
+    }
 
 
 def check_text(where: object, name: str, value: object, *, blank_ok: bool = False) -> None:
