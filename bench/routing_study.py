@@ -1,16 +1,17 @@
 """The study of learned routing in one command: what learning buys, where, and what each weight came to.
 
-    python bench/routing_study.py --locomo PATH --hotpotqa PATH --corpus PATH --musique PATH --json OUT --plots FOLDER
+    python bench/routing_study.py --locomo PATH --hotpotqa PATH --corpus PATH --hotpotqa-train PATH --musique PATH \
+        --musique-train PATH --json OUT --plots FOLDER
 
-Each part is written as soon as it is there, and a part that is there is not computed again. docs/routing-study.md reads
-the figures. Tuning data only.
+Each figure is written as soon as it is there, and what is there is not computed again. docs/routing-study.md reads
+them. Tuning data only.
 """
 
 import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,45 +19,69 @@ from typing import Any
 import numpy as np
 import torch
 
+from zeromem_torch.bank import segment_minmax
 from zeromem_torch.cli.options import cached_encoder, encoding_options
 from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.evaluation.datasets import load_dataset
+from zeromem_torch.evaluation.metrics import paired_bootstrap
 from zeromem_torch.evaluation.run import provenance
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.pipeline import ZeroMemPipeline
 from zeromem_torch.training.cache import Cached, cached
 from zeromem_torch.training.fit import fit
+from zeromem_torch.training.ranking import NAMES
 from zeromem_torch.training.settings import COMMON, Stage, TrainingSettings
-from zeromem_torch.training.validation import Rows, cross_validate, headroom, measured, summary, weights_of
+from zeromem_torch.training.validation import (
+    MEASURES,
+    Rows,
+    cross_validate,
+    headroom,
+    joined,
+    measured,
+    summary,
+    weights_of,
+)
 
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+SETS = ("locomo", "hotpotqa", "hotpotqa-train", "musique", "musique-train")
+STARTS = {"by hand": ZeroMemConfig(), "equal": ZeroMemConfig.from_toml(CONFIGS / "equal.toml")}
+SETTINGS = {"by hand": TrainingSettings(), "equal": TrainingSettings.from_toml(CONFIGS / "training" / "from-equal.toml")}
 SHARED, RHO = TrainingSettings().stages
-WALK = Stage(("prior", "sharpness", "damping", "decay", "affinity"), epochs=8, rate=0.005, pull=0.03, patience=3)
+WALK = Stage(("prior", "sharpness", "damping", "decay", "affinity"), epochs=8, rate=0.005, patience=3)
 VARIANTS: dict[str, dict[str, Any]] = {
-    "all": {},
     "mixes alone": {"stages": (SHARED,)},
     "mixes of the views alone": {"stages": (dataclasses.replace(SHARED, learn=COMMON),), "bonus": ()},
     "rho of each query alone": {"stages": (RHO,), "bonus": ()},
-    "a bonus of each query, after the mixes": {
-        "stages": (SHARED, dataclasses.replace(RHO, learn=("bonus",), rate=0.003, pull=0.5))
-    },
+    "a bonus of each query, after the mixes": {"stages": (SHARED, dataclasses.replace(RHO, learn=("bonus",)))},
     "listwise loss": {"loss": "listwise", "handed_loss": "listwise"},
     "RankNet loss": {"loss": "ranknet", "handed_loss": "ranknet"},
+    "gamma, hop decay and the prior": {"stages": (WALK,), "bonus": ()},
+    "gamma and hop decay of each query": {"stages": (dataclasses.replace(WALK, learn=("walk",)),), "walk": True},
 }
-SLOW: dict[str, dict[str, Any]] = {"gamma, hop decay and the prior": {"stages": (WALK,), "bonus": (), "refit": False}}
+FAMILIES = {
+    "late interaction": ("maxsim_turn", "maxsim_window"),
+    "dense": ("dense_turn", "dense_window"),
+    "lexical": ("lexical_turn", "lexical_window", "lexical_episode", "phrase"),
+    "who speaks": ("subject",),
+    "dates": ("date", "spoken_date"),
+    "answer types": ("holds_time", "holds_place", "holds_person", "holds_title"),
+    "titles": ("title",),
+    "questions and answers": ("asks", "answers", "opens"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("locomo", "hotpotqa", "corpus", "musique"):
+    for name in (*SETS, "corpus"):
         parser.add_argument(f"--{name}", type=Path, metavar="PATH")
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--plots", type=Path, metavar="FOLDER")
-    parser.add_argument("--parts", default="variants,walk,curve,transfer,rho", help="some of these (default: all)")
-    parser.add_argument(
-        "--refit", action="store_true", help="train again with what stopped the training: twice as long"
-    )
+    parts = ("variants", "ceiling", "families", "curve", "transfer", "rho")
+    parser.add_argument("--parts", default=",".join(parts), help="some of these (default: all)")
     encoding_options(parser)
     options = parser.parse_args()
+    if unknown := set(options.parts.split(",")) - set(parts):
+        parser.error(f"--parts: expected some of {', '.join(parts)}, got {', '.join(sorted(unknown))}")
     torch.set_num_threads(options.threads or 1)
     found: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
     study = Study(options, found)
@@ -68,20 +93,36 @@ def main() -> None:
 
 class Study:
     def __init__(self, options: argparse.Namespace, found: dict[str, Any]) -> None:
-        self.options, self.found, self.config = options, found, ZeroMemConfig()
-        self._questions: dict[str, list[Cached]] = {}
+        self.options, self.found = options, found
+        self._questions: dict[tuple[str, str], list[Cached]] = {}
+        self._fixed: dict[tuple[str, str], Rows] = {}
 
-    def questions(self, name: str) -> list[Cached]:
-        if name not in self._questions:
-            corpus = self.options.corpus if name == "hotpotqa" else None
-            data = load_dataset(name, getattr(self.options, name), corpus)
-            memory = ZeroMem(self.config, encoder=cached_encoder(self.options, self.config))
-            memory.add(data.traces)
-            self._questions[name] = cached(memory, data)
-        return self._questions[name]
+    def sets(self, *among: str) -> list[str]:
+        return [name for name in among or SETS if getattr(self.options, name.replace("-", "_"))]
 
-    def sets(self) -> list[str]:
-        return [name for name in ("locomo", "hotpotqa", "musique") if getattr(self.options, name)]
+    def questions(self, name: str, start: str = "by hand") -> list[Cached]:
+        if (name, start) not in self._questions:
+            self._questions[name, start] = self._walked_of(name, start)
+        return self._questions[name, start]
+
+    def _walked_of(self, name: str, start: str) -> list[Cached]:
+        if start != "by hand":
+            return walked(STARTS[start], self.questions(name))
+        corpus = self.options.corpus if name == "hotpotqa" else None
+        data = load_dataset(name.removesuffix("-train"), getattr(self.options, name.replace("-", "_")), corpus)
+        memory = ZeroMem(STARTS[start], encoder=cached_encoder(self.options, STARTS[start]))
+        memory.add(data.traces)
+        return cached(memory, data)
+
+    def fixed(self, name: str, start: str) -> Rows:
+        """What the start gives, in the order of the groups, as folds have it."""
+        if (name, start) not in self._fixed:
+            questions = self.questions(name, start)
+            pipeline = ZeroMemPipeline(STARTS[start]).eval()
+            groups = dict.fromkeys(own.group for own in questions)
+            ordered = [own for group in groups for own in questions if own.group == group]
+            self._fixed[name, start] = joined([measured(pipeline, own) for own in ordered])
+        return self._fixed[name, start]
 
     def once(self, part: str, make: Callable[[], Any]) -> Any:
         if part not in self.found:
@@ -90,137 +131,201 @@ class Study:
             self.found.setdefault("seconds", {})[part] = round(time.perf_counter() - began, 1)
             self.found["made"] = provenance()
             self.options.json.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
-            print(part, json.dumps(self.found[part])[:400], flush=True)
+            print(part, json.dumps(self.found[part])[:300], flush=True)
         return self.found[part]
 
-    def variants(self, variants: dict[str, dict[str, Any]] = VARIANTS) -> None:
+    def validated(
+        self, name: str, start: str, settings: TrainingSettings, without: Sequence[str] = (), control: bool = False
+    ) -> dict[str, Any]:
+        """Cross-validated; and what was learned against the weights by hand, which these questions helped to choose."""
+        if without:
+            questions = walked(STARTS[start], [silenced(own, without) for own in self.questions(name)])
+        else:
+            questions = self.questions(name, start)
+        result = cross_validate(STARTS[start], questions, settings, control=control)
+        rows, hand = result.pop("rows"), self.fixed(name, "by hand")
+        against = {measure: paired_bootstrap(rows["learned"][measure], hand[measure]) for measure in MEASURES}
+        return {**result, "against by hand": against}
+
+    def variants(self) -> None:
         for name in self.sets():
-            for variant, changed in variants.items():
-                self.once(f"cv {name}: {variant}", partial(self._validated, name, changed))
+            for start, settings in SETTINGS.items():
+                own = partial(self.validated, name, start, settings, control=start == "by hand")
+                self.once(f"cv {name} from {start}", own)
+        for name in self.sets("locomo"):
+            for variant, changed in VARIANTS.items():
+                settings = dataclasses.replace(SETTINGS["by hand"], **changed)
+                self.once(f"cv {name} from by hand: {variant}", partial(self.validated, name, "by hand", settings))
 
-    def walk(self) -> None:
-        for variant, changed in SLOW.items():
-            self.once(f"cv locomo: {variant}", partial(self._validated, "locomo", changed))
+    def ceiling(self) -> None:
+        """Learned and measured on the same questions, unheld: what weights of this kind could reach at most, about."""
+        for name in self.sets():
+            self.once(f"ceiling {name}", partial(self._in_sample, name))
 
-    def _validated(self, name: str, changed: dict[str, Any]) -> dict[str, Any]:
-        settings = dataclasses.replace(TrainingSettings(refit=self.options.refit), **changed)
-        result = cross_validate(self.config, self.questions(name), settings)
-        result.pop("rows")
-        return result
+    def _in_sample(self, name: str) -> dict[str, Any]:
+        questions = self.questions(name)
+        stage = dataclasses.replace(SHARED, rate=0.01, pull=0.0, epochs=80)
+        ranking, _ = fit(STARTS["by hand"], questions, (), dataclasses.replace(SETTINGS["by hand"], stages=(stage,)))
+        return self.against(ranking.pipeline(), name, "by hand")
+
+    def families(self) -> None:
+        """What is lost without a family of signals, all weights being learned anew from equal ones."""
+        for name in self.sets("locomo", "hotpotqa-train", "musique-train"):
+            for family, signals in FAMILIES.items():
+                own = partial(self.validated, name, "equal", SETTINGS["equal"], signals)
+                self.once(f"cv {name} without {family}", own)
 
     def curve(self) -> None:
-        """How many conversations it takes: the last one is left out, the one before it stops the training."""
-        questions = self.questions("locomo")
+        """How many conversations it takes: each is left out in turn, the one behind it stops the training."""
+        for name in self.sets("locomo"):
+            groups = list(dict.fromkeys(own.group for own in self.questions(name)))
+            for start in STARTS:
+                for many in range(1, len(groups) - 1):
+                    self.once(f"curve {name} from {start}: {many}", partial(self._learned_of, name, start, many))
+
+    def _learned_of(self, name: str, start: str, many: int) -> dict[str, Any]:
+        questions = self.questions(name, start)
         groups = list(dict.fromkeys(own.group for own in questions))
-        last = [own for own in questions if own.group == groups[-1]]
-        held_out = [own for own in questions if own.group == groups[-2]]
-
-        def learned(many: int) -> dict[str, Any]:
-            train = [own for own in questions if own.group in groups[:many]]
-            ranking, _ = fit(self.config, train, held_out, dataclasses.replace(TrainingSettings(), refit=False))
-            return self._against(ranking.pipeline(), last)
-
-        for many in range(1, len(groups) - 1):
-            self.once(f"curve: {many} conversations", partial(learned, many))
+        parts = []
+        for place, group in enumerate(groups):
+            stop, *rest = (groups[place + 1 :] + groups[: place + 1])[:-1]
+            train = [own for own in questions if own.group in rest[:many]]
+            held_out = [own for own in questions if own.group == stop]
+            ranking, _ = fit(STARTS[start], train, held_out, SETTINGS[start])
+            parts += [measured(ranking.pipeline(), own) for own in questions if own.group == group]
+        return summary({"fixed": self.fixed(name, start), "learned": joined(parts)})
 
     def transfer(self) -> None:
-        """Learned on one set, measured on another."""
-        for source in self.sets():
-            self.once(f"weights: {source}", partial(self._trained, source))
-            pipeline = ZeroMemPipeline.from_pretrained(self._checkpoint(source))
-            for target in self.sets():
-                if target != source:
-                    part = f"transfer: {source} to {target}"
-                    self.once(part, partial(self._transferred, pipeline, target))
+        """Learned on one set, measured on another; of a set in two parts, learned on the one for training."""
+        for start in STARTS:
+            for source in self.sets("locomo", "hotpotqa-train", "musique-train"):
+                pipeline = self.trained(source, start)
+                for target in self.sets("locomo", "hotpotqa", "musique"):
+                    if target != source:
+                        own = partial(self.against, pipeline, target, start)
+                        self.once(f"transfer from {start}: {source} to {target}", own)
 
-    def _trained(self, name: str) -> dict[str, Any]:
-        questions = self.questions(name)
-        last = questions[-1].group
-        train, held_out = ([own for own in questions if (own.group == last) == kept] for kept in (False, True))
-        ranking, epochs = fit(self.config, train, held_out, TrainingSettings())
-        pipeline = ranking.pipeline()
-        pipeline.save_pretrained(self._checkpoint(name))
-        return {"epochs": epochs, "weights": weights_of(pipeline.config)}
+    def trained(self, name: str, start: str) -> ZeroMemPipeline:
+        folder = self.options.json.with_suffix("") / f"{name} from {start}".replace(" ", "-")
 
-    def _checkpoint(self, name: str) -> Path:
-        folder: Path = self.options.json.with_suffix("") / name
-        return folder
+        def train() -> dict[str, Any]:
+            questions = self.questions(name, start)
+            last = questions[-1].group
+            rest, held_out = ([own for own in questions if (own.group == last) == kept] for kept in (False, True))
+            ranking, epochs = fit(STARTS[start], rest, held_out, SETTINGS[start])
+            pipeline = ranking.pipeline()
+            pipeline.save_pretrained(folder)
+            return {"epochs": epochs, "weights": weights_of(pipeline.config), "level": level_of(pipeline)}
 
-    def _transferred(self, pipeline: ZeroMemPipeline, target: str) -> dict[str, Any]:
-        return self._against(pipeline, self.questions(target))
+        self.once(f"weights {name} from {start}", train)
+        return ZeroMemPipeline.from_pretrained(folder).eval()
 
-    def _against(self, pipeline: ZeroMemPipeline, questions: list[Cached]) -> dict[str, Any]:
-        fixed, own = ZeroMemPipeline(self.config).eval(), pipeline.eval()
-        rows = {"fixed": _joined([measured(fixed, one) for one in questions])}
-        rows["learned"] = _joined([measured(own, one) for one in questions])
+    def against(self, pipeline: ZeroMemPipeline, name: str, start: str) -> dict[str, Any]:
+        rows = {"fixed": self.fixed(name, start)}
+        questions = self.questions(name, start)
+        groups = dict.fromkeys(own.group for own in questions)
+        ordered = [own for group in groups for own in questions if own.group == group]
+        rows["learned"] = joined([measured(pipeline, own) for own in ordered])
         return summary(rows)
 
     def rho(self) -> None:
-        """The graph's weight that a trained router gives, by category, and the headroom of every set."""
+        """The graph's weight that a trained router gives, by category, and what choosing it could gain."""
+        for name in self.sets("locomo", "hotpotqa-train", "musique-train"):
+            pipeline = self.trained(name, "by hand")
+            self.once(f"rho {name}", partial(self._given, name, pipeline))
         for name in self.sets():
-            self.once(f"weights: {name}", partial(self._trained, name))
+            self.once(f"headroom {name}", partial(self._headroom, name))
 
-            def given(name: str = name) -> dict[str, Any]:
-                pipeline = ZeroMemPipeline.from_pretrained(self._checkpoint(name)).eval()
-                by: dict[str, list[float]] = {}
-                with torch.no_grad():
-                    for own in self.questions(name):
-                        weight = pipeline.views_of(own.batch, own.bank, own.signals).graph_weight[:, 0].tolist()
-                        for question, value in zip(own.questions, weight, strict=True):
-                            by.setdefault(question.category or "all", []).append(round(value, 4))
-                return by
+    @torch.no_grad()
+    def _given(self, name: str, pipeline: ZeroMemPipeline) -> dict[str, list[float]]:
+        by: dict[str, list[float]] = {}
+        for own in self.questions(name):
+            weight = pipeline.views_of(own.batch, own.bank, own.signals).graph_weight[:, 0].tolist()
+            for question, value in zip(own.questions, weight, strict=True):
+                by.setdefault(question.category or "all", []).append(round(value, 4))
+        return by
 
-            self.once(f"rho: {name}", given)
-            fixed = ZeroMemPipeline(self.config).eval()
-
-            def room(name: str = name, fixed: ZeroMemPipeline = fixed) -> dict[str, Any]:
-                parts = [headroom(fixed, own) for own in self.questions(name)]
-                own = _joined([measured(fixed, one) for one in self.questions(name)])
-                joined = {kind: _joined([part[kind] for part in parts]) for kind in parts[0]}
-                return {m: {"fixed": _mean(own[m]), **{k: _mean(r[m]) for k, r in joined.items()}} for m in own}
-
-            self.once(f"headroom: {name}", room)
+    def _headroom(self, name: str) -> dict[str, Any]:
+        fixed = ZeroMemPipeline(STARTS["by hand"]).eval()
+        parts = [headroom(fixed, own) for own in self.questions(name)]
+        rows = {kind: joined([part[kind] for part in parts]) for kind in parts[0]} | {
+            "fixed": joined([measured(fixed, own) for own in self.questions(name)])
+        }
+        return {m: {kind: float(np.mean(own[m])) for kind, own in rows.items()} for m in MEASURES}
 
 
-def _joined(parts: list[Rows]) -> Rows:
-    return {measure: [value for part in parts for value in part[measure]] for measure in parts[0]}
+@torch.no_grad()
+def walked(config: ZeroMemConfig, questions: Sequence[Cached]) -> list[Cached]:
+    """The same with the graph view of another configuration."""
+    pipeline = ZeroMemPipeline(config).eval()
+
+    def graph(own: Cached) -> torch.Tensor:
+        view = pipeline.graph(own.batch, own.bank, own.signals)
+        return segment_minmax(view.units, own.bank.axes["units"])
+
+    return [dataclasses.replace(own, graph=graph(own)) for own in questions]
 
 
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values))
+def silenced(own: Cached, names: Sequence[str]) -> Cached:
+    """The same, as if some signals said nothing."""
+    signals = {k: torch.zeros_like(v) if k in names else v for k, v in own.signals.items()}
+    return dataclasses.replace(own, signals=signals)
 
 
-def plot(found: dict[str, Any], folder: Path) -> None:
+def level_of(pipeline: ZeroMemPipeline) -> dict[str, float]:
+    """The bonus that every question gets."""
+    router: Any = pipeline.router
+    return dict(zip(router.bonus_names, [round(float(w), 4) for w in router.level], strict=True))
+
+
+def plot(found: Mapping[str, Any], folder: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {part.split(": ")[1]: own["weights"] for part, own in found.items() if part.startswith("weights: ")}
-    fixed = weights_of(ZeroMemConfig())
-    if weights:
-        names = sorted({name for own in (fixed, *weights.values()) for name in own["hierarchy"]})
-        figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
-        step = 0.8 / (1 + len(weights))
-        for k, (label, own) in enumerate({"by hand": fixed, **weights}.items()):
-            values = [own["hierarchy"].get(name, 0.0) for name in names]
-            axes.bar([i + k * step for i in range(len(names))], values, step, label=label)
-        axes.set_xticks([i + 0.3 for i in range(len(names))], names, rotation=60, ha="right", fontsize=7)
+    learned = {part.removeprefix("weights "): own for part, own in found.items() if part.startswith("weights ")}
+    shown = {"by hand": STARTS["by hand"].hierarchy.weights.to_dict()}
+    shown |= {name: own["weights"]["hierarchy"] for name, own in learned.items() if name.endswith("from equal")}
+    if learned:
+        figure, axes = pyplot.subplots(figsize=(9, 3.4), layout="constrained")
+        step = 0.8 / len(shown)
+        for k, (label, own) in enumerate(shown.items()):
+            axes.bar([i + k * step for i in range(len(NAMES))], [own.get(n, 0.0) for n in NAMES], step, label=label)
+        axes.set_xticks([i + 0.3 for i in range(len(NAMES))], NAMES, rotation=60, ha="right", fontsize=7)
+        axes.axhline(0.2, color="grey", linewidth=0.5)
         axes.set_ylabel("weight in the hierarchy view")
         axes.legend(fontsize=7)
         figure.savefig(folder / "routing-weights.png", dpi=90)
-    given = {part.split(": ")[1]: own for part, own in found.items() if part.startswith("rho: ")}
+    given = {part.removeprefix("rho "): own for part, own in found.items() if part.startswith("rho ")}
     if given:
-        figure, places = pyplot.subplots(1, len(given), figsize=(2.8 * len(given), 2.8), layout="constrained")
-        for axes, (label, by) in zip(np.atleast_1d(places), given.items(), strict=True):
+        widths = [len(by) + 1 for by in given.values()]
+        figure, places = pyplot.subplots(
+            1, len(given), figsize=(9, 2.8), layout="constrained", squeeze=False, width_ratios=widths
+        )
+        for axes, (label, by) in zip(places[0], given.items(), strict=True):
             kinds = sorted(by)
             axes.boxplot([by[kind] for kind in kinds], tick_labels=kinds, showfliers=False)
             axes.set_title(label, fontsize=8)
             axes.tick_params(labelsize=7)
             axes.set_ylim(0, 1)
-        np.atleast_1d(places)[0].set_ylabel("weight of the graph view")
+        places[0][0].set_ylabel("weight of the graph view")
         figure.savefig(folder / "routing-rho.png", dpi=90)
+    curves = {part.removeprefix("curve "): own for part, own in found.items() if part.startswith("curve ")}
+    if curves:
+        figure, places = pyplot.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+        for axes, measure in zip(places, MEASURES, strict=True):
+            for start in STARTS:
+                points = {int(k.split(": ")[1]): own[measure] for k, own in curves.items() if f"from {start}:" in k}
+                many = sorted(points)
+                means = [next(iter(points.values()))["fixed"], *(points[k]["learned"] for k in many)]
+                axes.plot([0, *many], means, marker="o", label=f"from {start}")
+            axes.set_title(measure, fontsize=8)
+            axes.set_xlabel("conversations learned from", fontsize=8)
+            axes.tick_params(labelsize=7)
+        places[0].legend(fontsize=7)
+        figure.savefig(folder / "routing-curve.png", dpi=90)
     pyplot.close("all")
 
 

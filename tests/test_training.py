@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,20 +228,36 @@ def test_soft_gates_tend_to_pruning_and_pass_a_gradient() -> None:
 def test_a_loss_falls_as_evidence_rises(name: str) -> None:
     gold = torch.tensor([[False, True, False, True, False]])
     low = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([100, 200, 150, 300, 50])
     loss = loss_of(name)
-    (grad,) = torch.autograd.grad(loss(low, gold).sum(), low)
+    (grad,) = torch.autograd.grad(loss(low, gold, tokens).sum(), low)
     assert bool((grad[gold] < 0).all())
     assert bool((grad[~gold] >= 0).all())
     fixed = low.detach()
-    assert float(loss(fixed + 2 * gold, gold)) < float(loss(fixed, gold))
-    assert gradcheck(lambda s: loss(s, gold), low)
-    assert float(loss(fixed + 50 * gold, gold)) == pytest.approx(float(loss(fixed + 60 * gold, gold)), abs=1e-3)
+    assert float(loss(fixed + 2 * gold, gold, tokens)) < float(loss(fixed, gold, tokens))
+    assert gradcheck(lambda s: loss(s, gold, tokens), low)
+    above = [float(loss(fixed + height * gold, gold, tokens)) for height in (50, 60)]
+    assert above[0] == pytest.approx(above[1], abs=1e-3)
 
 
 def test_listwise_is_the_mean_cross_entropy() -> None:
     scores, gold = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([[True, False, True]])
-    total = torch.tensor([2.0, 0.0, 1.0]).exp().sum().log()
-    assert float(loss_of("listwise")(scores, gold)) == pytest.approx(float(((total - 2) + (total - 1)) / 2))
+    total, tokens = torch.tensor([2.0, 0.0, 1.0]).exp().sum().log(), torch.ones(3, dtype=torch.long)
+    assert float(loss_of("listwise")(scores, gold, tokens)) == pytest.approx(float(((total - 2) + (total - 1)) / 2))
+
+
+def test_recall_within_a_budget_counts_the_tokens_above() -> None:
+    scores, gold = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([[False, True, False, True]])
+    tokens = torch.tensor([300, 100, 200, 400])
+    found = 0.0
+    for own in (1, 3):
+        above = sum(
+            float(tokens[u] / (1 + math.exp(float(scores[0, own] - scores[0, u])))) for u in range(4) if u != own
+        )
+        found += 1 / (1 + math.exp(-(0.5 + (512 - above - float(tokens[own])) / 250)))
+    assert float(loss_of("recall@512tok")(scores, gold, tokens)) == pytest.approx(1 - found / 2)
+    hard = loss_of("recall@512tok")(100 * scores, gold, tokens)
+    assert float(hard) == pytest.approx(1 - (torch.sigmoid(torch.tensor([0.5 - 88 / 250, 0.5 - 488 / 250]))).mean())
 
 
 def test_an_unknown_loss_is_refused() -> None:
@@ -375,6 +392,17 @@ def test_a_checkpoint_is_what_eval_and_a_memory_use(questions: list[Cached], tmp
     assert before.items
     assert after.items
     assert after.rho != before.rho
+
+
+def test_shipped_settings_are_read() -> None:
+    files = sorted((Path(__file__).resolve().parent.parent / "configs" / "training").glob("*.toml"))
+    assert [path.name for path in files] == ["from-equal.toml"]
+    (stage,) = TrainingSettings.from_toml(files[0]).stages
+    assert stage.learn == TrainingSettings().stages[0].learn
+    assert stage.pull == 0.0
+    weights = ZeroMemConfig.from_toml(files[0].parent.parent / "equal.toml")
+    assert set(weights.hierarchy.weights.to_dict().values()) == {0.0, 0.2}
+    assert weights.graph.prior == weights.hierarchy.weights
 
 
 def test_settings_are_read_and_mistakes_named(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from zeromem_torch.training.ranking import Ranking
 from zeromem_torch.training.settings import Stage, TrainingSettings
 
 RESUME, LOG = "training.pt", "log.jsonl"
-SCALE_RATE = 0.03
 Losses = tuple[nn.Module, nn.Module]  # of M(q)'s scores, and of R(q)'s
 
 
@@ -59,11 +58,15 @@ def new_ranking(config: ZeroMemConfig, settings: TrainingSettings, dim: int) -> 
     return Ranking(config, router, ())
 
 
-def loss_on(ranking: Ranking, own: Cached, losses: Losses) -> Tensor:
+def losses_of(settings: TrainingSettings) -> Losses:
+    return loss_of(settings.loss), loss_of(settings.handed_loss)
+
+
+def loss_on(ranking: Ranking, own: Cached, losses: Losses, scale: float) -> Tensor:
     """Summed over questions: half of it on M(q)'s scores, half on R(q)'s."""
-    scores, scale = ranking(own), ranking.log_scale.exp()
+    scores = ranking(own)
     parts = scores.fused, scores.ranked
-    both = [loss(part * scale, own.gold).sum() for loss, part in zip(losses, parts, strict=True)]
+    both = [loss(part * scale, own.gold, own.bank.unit_tokens).sum() for loss, part in zip(losses, parts, strict=True)]
     return torch.stack(both).mean()
 
 
@@ -147,17 +150,16 @@ def _stage(
 ) -> int:
     """Returns the epochs after which the loss on what is held out was best, and leaves the ranking there."""
     ranking.learn(stage.learn)
-    loss = loss_of(settings.loss), loss_of(settings.handed_loss)
+    losses = losses_of(settings)
     began = copy.deepcopy(ranking.state_dict())
-    weights = [{"params": ranking.learning(), "lr": stage.rate}, {"params": [ranking.log_scale], "lr": SCALE_RATE}]
-    adam = torch.optim.Adam(weights)
+    adam = torch.optim.Adam(ranking.learning(), lr=stage.rate)
     best, best_epoch, best_state, first = float("inf"), 0, began, 0
     if resumed:
         ranking.load_state_dict(resumed.now)
         adam.load_state_dict(resumed.adam)
         best, best_epoch, best_state, first = resumed.best, resumed.best_epoch, resumed.best_state, resumed.epoch
     elif held_out:
-        best = _held_out(ranking, held_out, loss)
+        best = _held_out(ranking, held_out, losses, settings.judged_scale)
     total = sum(len(own.questions) for own in train)
     bar = tqdm(range(first, most), desc=f"stage {number + 1} of {len(settings.stages)}", unit="epoch", disable=None)
     for epoch in bar:
@@ -169,15 +171,15 @@ def _stage(
         for place in order:
             adam.zero_grad()
             own = train[place]
-            data = loss_on(ranking, own, loss) / max(1, len(own.questions))
-            torch.autograd.backward(data + stage.pull * ranking.away())
+            data = loss_on(ranking, own, losses, settings.scale) / max(1, len(own.questions))
+            torch.autograd.backward(data + stage.pull / total * ranking.away())
             adam.step()
             spent += float(data.detach()) * len(own.questions)
         with torch.no_grad():
             ranking.router.rho.clamp_(0, 1)
         shown = {"loss": spent / total}
         if held_out:
-            shown["held out"] = now = _held_out(ranking, held_out, loss)
+            shown["held out"] = now = _held_out(ranking, held_out, losses, settings.judged_scale)
             if now < best:
                 best, best_epoch, best_state = now, epoch + 1, copy.deepcopy(ranking.state_dict())
         bar.set_postfix(shown)
@@ -194,8 +196,8 @@ def _stage(
 
 
 @torch.no_grad()
-def _held_out(ranking: Ranking, held_out: Sequence[Cached], losses: Losses) -> float:
-    total = sum(float(loss_on(ranking, own, losses)) for own in held_out)
+def _held_out(ranking: Ranking, held_out: Sequence[Cached], losses: Losses, scale: float) -> float:
+    total = sum(float(loss_on(ranking, own, losses, scale)) for own in held_out)
     return total / max(1, sum(len(own.questions) for own in held_out))
 
 

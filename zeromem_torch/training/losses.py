@@ -1,10 +1,11 @@
-"""Listwise losses on the scores of a query's units. A new one is a class here and its name in `LOSSES`."""
+"""Listwise losses on the scores of a query's units, which cost tokens. A new one is a class here and its name in
+`LOSSES`."""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -15,7 +16,7 @@ class Listwise(nn.Module):
     """Softmax cross-entropy: ``- mean over evidence of ln softmax(score)``, evidence spread evenly."""
 
     def forward(
-        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"]
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         wanted = gold.to(scores.dtype)
         return -(scores.log_softmax(1) * wanted).sum(1) / wanted.sum(1).clamp(min=1)
@@ -29,7 +30,7 @@ class RankNet(nn.Module):
         self.hardest = hardest
 
     def forward(
-        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"]
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         others = scores.masked_fill(gold, -torch.inf).topk(min(self.hardest, scores.shape[1]), dim=1).values
         behind = softplus(others[:, None, :] - scores[..., None]).mean(2)  # of a unit of -inf: 0
@@ -48,13 +49,40 @@ class ApproximateRecall(nn.Module):
         self.k = k
 
     def forward(
-        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"]
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         slot, row = gold.nonzero(as_tuple=True)
         above = torch.sigmoid(scores[slot] - scores[slot, row][:, None]).sum(1)
         found = torch.sigmoid(self.k + 1 - above)  # a unit beside itself counts half: rank = 1/2 + above
-        total = torch.zeros_like(scores[:, 0]).index_add(0, slot, found)
-        return 1 - total / gold.sum(1).clamp(min=1)
+        return _missed(found, slot, gold)
+
+
+class ApproximateRecallAtTokens(nn.Module):
+    """The same within a budget: with t the mean tokens of a unit, evidence counts by
+
+    ``sigma(1/2 + (budget - tokens of itself and, by sigma(s_u - s_e), of the other units) / t)``.
+    """
+
+    def __init__(self, budget: int = 512) -> None:
+        super().__init__()
+        self.budget = budget
+
+    def forward(
+        self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
+    ) -> Float[Tensor, " slots"]:
+        slot, row = gold.nonzero(as_tuple=True)
+        cost = tokens.to(scores.dtype)
+        above = torch.sigmoid(scores[slot] - scores[slot, row][:, None]) @ cost  # half of its own in it
+        found = torch.sigmoid(0.5 + (self.budget - above - cost[row] / 2) / cost.mean().clamp(min=1))
+        return _missed(found, slot, gold)
+
+
+def _missed(
+    found: Float[Tensor, " evidence"], slot: Int[Tensor, " evidence"], gold: Bool[Tensor, "slots units"]
+) -> Float[Tensor, " slots"]:
+    """The share of its evidence that a query lacks."""
+    total = torch.zeros_like(gold[:, 0], dtype=found.dtype).index_add(0, slot, found)
+    return 1 - total / gold.sum(1).clamp(min=1)
 
 
 LOSSES: dict[str, Callable[[], nn.Module]] = {
@@ -62,6 +90,7 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
     "ranknet": RankNet,
     "recall@5": ApproximateRecall,
     "recall@10": partial(ApproximateRecall, 10),
+    "recall@512tok": ApproximateRecallAtTokens,
 }
 
 

@@ -1,7 +1,6 @@
 """Retrieval with its weights as parameters (paper Eqs. 7-15): the pipeline's own modules, differentiable end to end."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +61,6 @@ class Ranking(nn.Module):
         self.start = {name: getattr(graph, name) for name in ("sharpness", "affinity", *SHARES)}
         self.start |= {name: getattr(fusion, name) for name in ("graph_contrast", "hierarchy_contrast")}
         self.theta = nn.ParameterDict({name: nn.Parameter(torch.zeros(()), requires_grad=False) for name in self.start})
-        self.log_scale = nn.Parameter(torch.tensor(math.log(12.0)))  # of scores in a loss; ranks nothing
         self.gate = 0.0  # temperature of soft pruning, where the configuration prunes; 0 = hard
         self.learn(learn)
 
@@ -74,7 +72,7 @@ class Ranking(nn.Module):
                 raise ZeroMemError.of("learn", expected, name, f"{nearest(name, LEARNABLE)}choose among these")
         self.learned = tuple(names)
         for part in self.parameters():
-            part.requires_grad_(part is self.log_scale)
+            part.requires_grad_(False)
         for name in names:
             if name in self.mixes:
                 self.mixes[name].requires_grad_(True)
@@ -86,12 +84,12 @@ class Ranking(nn.Module):
         self.anchor = weights
 
     def learning(self) -> list[nn.Parameter]:
-        return [part for part in self.parameters() if part.requires_grad and part is not self.log_scale]
+        return [part for part in self.parameters() if part.requires_grad]
 
     def away(self) -> Tensor:
         """How far the weights are from where they started, squared."""
         parts = [(part - start).square().sum() for part, start in zip(self.learning(), self.anchor, strict=True)]
-        return torch.stack(parts).sum() if parts else self.log_scale.new_zeros(())
+        return torch.stack(parts).sum() if parts else torch.zeros(())
 
     def value(self, name: str) -> Tensor | float:
         theta, start = self.theta[name], self.start[name]

@@ -29,7 +29,7 @@ class Stage:
     learn: tuple[str, ...]
     epochs: int = 40
     rate: float = 0.01  # of Adam
-    pull: float = 1.0  # weight of the squared distance from where the stage began
+    pull: float = 20.0  # of the squared distance from where the stage began, against the summed loss of all questions
     patience: int = 8  # epochs without a better loss on what is held out
 
 
@@ -38,11 +38,13 @@ class TrainingSettings:
     """First the mixing weights that all queries share, then what the router gives each query."""
 
     stages: tuple[Stage, ...] = (
-        Stage((*COMMON, "level"), rate=0.005, pull=0.03),
-        Stage(("route",), rate=0.01, pull=0.03, epochs=20, patience=5),
+        Stage((*COMMON, "level"), rate=0.005),
+        Stage(("route",), epochs=20, patience=5),
     )
     loss: str = "recall@5"  # of M(q)
-    handed_loss: str = "recall@10"  # of R(q): so many turns fit 512 tokens, about
+    handed_loss: str = "recall@512tok"  # of R(q)
+    scale: float = 30.0  # of scores in a loss; smooth, so that most evidence has a gradient
+    judged_scale: float = 100.0  # where training stops: nearly the measure itself
     router: str = "learned"
     features: tuple[str, ...] = DEFAULT
     bonus: tuple[str, ...] = BONUS

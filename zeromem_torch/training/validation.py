@@ -76,18 +76,21 @@ def cross_validate(
     questions: Sequence[Cached],
     settings: TrainingSettings,
     *,
+    control: bool = True,
     folder: Path | None = None,
     told: Callable[[Mapping[str, Any]], None] = lambda fold: None,
 ) -> dict[str, Any]:
-    """Leave each group (a conversation, part of a pool's questions) out in turn; another one stops the training."""
+    """Leave each group (a conversation, part of a pool's questions) out in turn; another one stops the training.
+
+    ``control``: beside them the `headroom` of rho, which no training changes.
+    """
     groups = list(dict.fromkeys(own.group for own in questions))
     if len(groups) < 3:
         expected = "at least 3 conversations, or 3 questions of one pool"
         raise ZeroMemError.of("cross-validation", expected, len(groups), "train without --cross-validate")
     start = ZeroMemPipeline(config).to(questions[0].bank.device).eval()
-    rows: dict[str, Rows] = {
-        name: {measure: [] for measure in MEASURES} for name in ("fixed", "learned", "oracle_rho", "jitter")
-    }
+    names = ("fixed", "learned", *(("oracle_rho", "jitter") if control else ()))
+    rows: dict[str, Rows] = {name: {measure: [] for measure in MEASURES} for name in names}
     folds = []
     for number, group in enumerate(groups):
         began = time.perf_counter()
@@ -99,10 +102,10 @@ def cross_validate(
         ranking, epochs = fit(config, train, held_out, settings, folder and folder / f"fold-{number + 1}")
         learned = ranking.pipeline().to(questions[0].bank.device)
         fold: dict[str, Any] = {"left_out": group, "questions": sum(len(one.questions) for one in own)}
-        found = {"fixed": _joined([measured(start, one) for one in own])}
-        found["learned"] = _joined([measured(learned, one) for one in own])
-        both = [headroom(start, one) for one in own]
-        found |= {name: _joined([one[name] for one in both]) for name in ("oracle_rho", "jitter")}
+        found = {"fixed": joined([measured(start, one) for one in own])}
+        found["learned"] = joined([measured(learned, one) for one in own])
+        both = [headroom(start, one) for one in own] if control else []
+        found |= {name: joined([one[name] for one in both]) for name in names[2:]}
         for name, own_rows in found.items():
             for measure in MEASURES:
                 rows[name][measure] += own_rows[measure]
@@ -124,7 +127,7 @@ def summary(rows: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
     }
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def joined(parts: Sequence[Rows]) -> Rows:
     return {measure: [value for part in parts for value in part[measure]] for measure in MEASURES}
 
 
