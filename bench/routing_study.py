@@ -45,7 +45,10 @@ from zeromem_torch.training.validation import (
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 SETS = ("locomo", "hotpotqa", "hotpotqa-train", "musique", "musique-train")
 STARTS = {"by hand": ZeroMemConfig(), "equal": ZeroMemConfig.from_toml(CONFIGS / "equal.toml")}
-SETTINGS = {"by hand": TrainingSettings(), "equal": TrainingSettings.from_toml(CONFIGS / "training" / "from-equal.toml")}
+SETTINGS = {
+    "by hand": TrainingSettings(),
+    "equal": TrainingSettings.from_toml(CONFIGS / "training" / "from-equal.toml"),
+}
 SHARED, RHO = TrainingSettings().stages
 WALK = Stage(("prior", "sharpness", "damping", "decay", "affinity"), epochs=8, rate=0.005, patience=3)
 VARIANTS: dict[str, dict[str, Any]] = {
