@@ -107,7 +107,7 @@ def of_parts(
     made: Ranking, names: tuple[str, ...], own: Cached, which: str
 ) -> tuple[Callable[..., Tensor], list[Tensor]]:
     made.learn(names)
-    parts = {name: part for name, part in made.named_parameters() if part.requires_grad and name != "log_scale"}
+    parts = {name: part for name, part in made.named_parameters() if part.requires_grad}
     given = [part.detach().clone().requires_grad_() for part in parts.values()]
 
     def scores(*values: Tensor) -> Tensor:
@@ -155,7 +155,12 @@ def test_gradients_of_a_mix_and_of_calibrations_ranking() -> None:
     assert gradgradcheck(mixed, (*weights, date))
     scores = Dice(4).uniform(2, 5).requires_grad_()
     calibrate = EvidenceCalibration({"date": 0.5, "phrase": 0.0})
-    assert gradcheck(lambda s, d: calibrate(s, {**signals, "date": d}) ** 2, (scores, date))
+
+    def ranked(scores: Tensor, date: Tensor) -> Tensor:
+        return calibrate(scores, {**signals, "date": date}) ** 2
+
+    assert gradcheck(ranked, (scores, date))
+    assert gradgradcheck(ranked, (scores, date))
 
 
 def test_gradients_of_min_max_twice_with_its_ends_held_by_several() -> None:
