@@ -3,15 +3,15 @@
     python bench/routing_study.py --locomo PATH --hotpotqa PATH --corpus PATH --hotpotqa-train PATH --musique PATH \
         --musique-train PATH --json OUT --plots FOLDER
 
-Each figure is written as soon as it is there, and what is there is not computed again. docs/routing-study.md reads
-them. Tuning data only.
+Each figure is written as soon as it is there, and what is there is not computed again. With --tables, nothing is
+computed: the figures of OUT are printed as Markdown, as docs/routing-study.md has them. Tuning data only.
 """
 
 import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,12 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, metavar="FOLDER")
     parts = ("variants", "ceiling", "families", "curve", "transfer", "rho")
     parser.add_argument("--parts", default=",".join(parts), help="some of these (default: all)")
+    parser.add_argument("--tables", action="store_true", help="print what is there already")
     encoding_options(parser)
     options = parser.parse_args()
+    if options.tables:
+        print("\n".join(tables(json.loads(options.json.read_text(encoding="utf-8")))))
+        return
     if unknown := set(options.parts.split(",")) - set(parts):
         parser.error(f"--parts: expected some of {', '.join(parts)}, got {', '.join(sorted(unknown))}")
     torch.set_num_threads(options.threads or 1)
@@ -279,6 +283,69 @@ def level_of(pipeline: ZeroMemPipeline) -> dict[str, float]:
     """The bonus that every question gets."""
     router: Any = pipeline.router
     return dict(zip(router.bonus_names, [round(float(w), 4) for w in router.level], strict=True))
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """All figures but the weights, as Markdown."""
+    made, spent = found["made"], sum(found["seconds"].values()) / 60
+    yield f"Commit {made['commit'][:9]}, torch {made['versions']['torch']}, {made['threads']} thread, {spent:.0f} minutes"
+    yield ""
+    starts = [(name, start) for name in SETS for start in STARTS]
+    rows = {f"{name}, from {start}": found.get(f"cv {name} from {start}") for name, start in starts}
+    yield from _compared("Questions that were left out", rows)
+    unseen = {name: found.get(f"cv {name} from equal") for name in SETS}
+    pairs = {name: (own, found.get(f"cv {name} from by hand")) for name, own in unseen.items()}
+    against = {
+        name: {m: {**own["against by hand"][m], "fixed": hand[m]["fixed"], "learned": own[m]["learned"]} for m in MEASURES}
+        for name, (own, hand) in pairs.items()
+        if own and hand
+    }
+    yield from _compared("Weights by hand (fixed), against learned from equal ones without them", against)
+    rows = {"all, by default": found.get("cv locomo from by hand")}
+    rows |= {variant: found.get(f"cv locomo from by hand: {variant}") for variant in VARIANTS}
+    yield from _compared("LoCoMo from the weights by hand, other things learned", rows)
+    yield from _compared("Learned and measured on the same questions", {n: found.get(f"ceiling {n}") for n in SETS})
+    yield from _compared(
+        "Learned on one set, measured on another",
+        {f"{part.removeprefix('transfer ')}": own for part, own in found.items() if part.startswith("transfer ")},
+    )
+    curve = {f"from {s}, {many}": found.get(f"curve locomo from {s}: {many}") for s in STARTS for many in range(1, 9)}
+    yield from _compared("LoCoMo, learned from so many conversations", curve)
+    for name in SETS:
+        whole = found.get(f"cv {name} from equal")
+        without = {family: found.get(f"cv {name} without {family}") for family in FAMILIES}
+        if whole and any(without.values()):
+            yield f"{name}, learned from equal weights without a family of signals (what it costs):"
+            yield ""
+            yield f"| without | {' | '.join(MEASURES)} |"
+            yield "|---|---|---|"
+            for family, own in without.items():
+                if own:
+                    cells = [
+                        f"{own[m]['learned']:.3f} ({own[m]['learned'] - whole[m]['learned']:+.3f})" for m in MEASURES
+                    ]
+                    yield f"| {family} | {' | '.join(cells)} |"
+            yield ""
+
+
+def _compared(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
+    """What each start gives, what was learned, and the paired bootstrap; the controls where they were run."""
+    there = {name: own for name, own in rows.items() if own}
+    if not there:
+        return
+    controls = [name for name in ("oracle_rho", "jitter") if any(name in own[MEASURES[0]] for own in there.values())]
+    yield f"{title}:"
+    yield ""
+    yield f"| | | fixed | learned | difference [95%] | p |{''.join(f' {name} |' for name in controls)}"
+    yield "|---" * (6 + len(controls)) + "|"
+    for name, own in there.items():
+        for measure in MEASURES:
+            m = own[measure]
+            interval = f"{m['diff']:+.3f} [{m['low']:+.3f}, {m['high']:+.3f}]"
+            more = "".join(f" {m[control]:.3f} |" if control in m else " |" for control in controls)
+            yield f"| {name} | {measure} | {m['fixed']:.3f} | {m['learned']:.3f} | {interval} | {m['p']:.4f} |{more}"
+            name = ""
+    yield ""
 
 
 def plot(found: Mapping[str, Any], folder: Path) -> None:

@@ -157,7 +157,8 @@ def test_gradients_of_a_mix_and_of_calibrations_ranking() -> None:
     calibrate = EvidenceCalibration({"date": 0.5, "phrase": 0.0})
 
     def ranked(scores: Tensor, date: Tensor) -> Tensor:
-        return calibrate(scores, {**signals, "date": date}) ** 2
+        found: Tensor = calibrate(scores, {**signals, "date": date})
+        return found**2
 
     assert gradcheck(ranked, (scores, date))
     assert gradgradcheck(ranked, (scores, date))
