@@ -288,7 +288,8 @@ def level_of(pipeline: ZeroMemPipeline) -> dict[str, float]:
 def tables(found: Mapping[str, Any]) -> Iterator[str]:
     """All figures but the weights, as Markdown."""
     made, spent = found["made"], sum(found["seconds"].values()) / 60
-    yield f"Commit {made['commit'][:9]}, torch {made['versions']['torch']}, {made['threads']} thread, {spent:.0f} minutes"
+    by = f"Commit {made['commit'][:9]}, torch {made['versions']['torch']}, {made['threads']} thread"
+    yield f"{by}, {spent:.0f} minutes."
     yield ""
     starts = [(name, start) for name in SETS for start in STARTS]
     rows = {f"{name}, from {start}": found.get(f"cv {name} from {start}") for name, start in starts}
@@ -296,7 +297,9 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     unseen = {name: found.get(f"cv {name} from equal") for name in SETS}
     pairs = {name: (own, found.get(f"cv {name} from by hand")) for name, own in unseen.items()}
     against = {
-        name: {m: {**own["against by hand"][m], "fixed": hand[m]["fixed"], "learned": own[m]["learned"]} for m in MEASURES}
+        name: {
+            m: {**own["against by hand"][m], "fixed": hand[m]["fixed"], "learned": own[m]["learned"]} for m in MEASURES
+        }
         for name, (own, hand) in pairs.items()
         if own and hand
     }
