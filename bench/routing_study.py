@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -136,7 +137,8 @@ class Study:
             began = time.perf_counter()
             self.found[part] = make()
             self.found.setdefault("seconds", {})[part] = round(time.perf_counter() - began, 1)
-            self.found["made"] = provenance()
+            self.found["made"] = made = provenance()
+            self.found.setdefault("commits", {})[part] = made["commit"]
             self.options.json.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
             print(part, json.dumps(self.found[part])[:300], flush=True)
         return self.found[part]
@@ -288,8 +290,9 @@ def level_of(pipeline: ZeroMemPipeline) -> dict[str, float]:
 def tables(found: Mapping[str, Any]) -> Iterator[str]:
     """All figures but the weights, as Markdown."""
     made, spent = found["made"], sum(found["seconds"].values()) / 60
-    by = f"Commit {made['commit'][:9]}, torch {made['versions']['torch']}, {made['threads']} thread"
-    yield f"{by}, {spent:.0f} minutes."
+    commits = Counter(commit[:9] for commit in found["commits"].values())
+    by = ", ".join(f"{commit} ({many} parts)" for commit, many in commits.items())
+    yield f"Commit {by}; torch {made['versions']['torch']}, {made['threads']} thread, {spent:.0f} minutes."
     yield ""
     starts = [(name, start) for name in SETS for start in STARTS]
     rows = {f"{name}, from {start}": found.get(f"cv {name} from {start}") for name, start in starts}

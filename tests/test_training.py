@@ -30,7 +30,7 @@ from zeromem_torch.substrate.traces import ZeroMemError
 from zeromem_torch.training.cache import Cached, cached, grouped
 from zeromem_torch.training.fit import LOG, RESUME, fit, new_ranking
 from zeromem_torch.training.gates import gate_episodes
-from zeromem_torch.training.losses import LOSSES, loss_of
+from zeromem_torch.training.losses import LOSSES, ApproximateRecallAtTokens, Listwise, loss_of
 from zeromem_torch.training.ranking import LEARNABLE, Ranking
 from zeromem_torch.training.settings import Stage, TrainingSettings
 from zeromem_torch.training.validation import MEASURES, cross_validate, headroom, measured
@@ -233,23 +233,24 @@ def test_soft_gates_tend_to_pruning_and_pass_a_gradient() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_falls_as_evidence_rises(name: str) -> None:
     gold = torch.tensor([[False, True, False, True, False]])
-    low = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([100, 200, 150, 300, 50])
     loss = loss_of(name)
+    unit = 1 / vars(loss)["scale"]
+    low = (unit * torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0]], dtype=torch.float64)).requires_grad_()
     (grad,) = torch.autograd.grad(loss(low, gold, tokens).sum(), low)
     assert bool((grad[gold] < 0).all())
     assert bool((grad[~gold] >= 0).all())
     fixed = low.detach()
-    assert float(loss(fixed + 2 * gold, gold, tokens)) < float(loss(fixed, gold, tokens))
+    assert float(loss(fixed + 2 * unit * gold, gold, tokens)) < float(loss(fixed, gold, tokens))
     assert gradcheck(lambda s: loss(s, gold, tokens), low)
-    above = [float(loss(fixed + height * gold, gold, tokens)) for height in (50, 60)]
+    above = [float(loss(fixed + height * unit * gold, gold, tokens)) for height in (50, 60)]
     assert above[0] == pytest.approx(above[1], abs=1e-3)
 
 
 def test_listwise_is_the_mean_cross_entropy() -> None:
     scores, gold = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([[True, False, True]])
     total, tokens = torch.tensor([2.0, 0.0, 1.0]).exp().sum().log(), torch.ones(3, dtype=torch.long)
-    assert float(loss_of("listwise")(scores, gold, tokens)) == pytest.approx(float(((total - 2) + (total - 1)) / 2))
+    assert float(Listwise(scale=1.0)(scores, gold, tokens)) == pytest.approx(float(((total - 2) + (total - 1)) / 2))
 
 
 def test_recall_within_a_budget_counts_the_tokens_above() -> None:
@@ -261,8 +262,8 @@ def test_recall_within_a_budget_counts_the_tokens_above() -> None:
             float(tokens[u] / (1 + math.exp(float(scores[0, own] - scores[0, u])))) for u in range(4) if u != own
         )
         found += 1 / (1 + math.exp(-(0.5 + (512 - above - float(tokens[own])) / 250)))
-    assert float(loss_of("recall@512tok")(scores, gold, tokens)) == pytest.approx(1 - found / 2)
-    hard = loss_of("recall@512tok")(100 * scores, gold, tokens)
+    assert float(ApproximateRecallAtTokens(512, scale=1.0)(scores, gold, tokens)) == pytest.approx(1 - found / 2)
+    hard = ApproximateRecallAtTokens(512)(100 * scores, gold, tokens)
     assert float(hard) == pytest.approx(1 - (torch.sigmoid(torch.tensor([0.5 - 88 / 250, 0.5 - 488 / 250]))).mean())
 
 

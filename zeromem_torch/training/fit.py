@@ -17,12 +17,14 @@ from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.errors import ZeroMemError
 from zeromem_torch.routing.router import LearnedRouter, made
 from zeromem_torch.training.cache import Cached
-from zeromem_torch.training.losses import loss_of
+from zeromem_torch.training.losses import ApproximateRecall, ApproximateRecallAtTokens, loss_of
 from zeromem_torch.training.ranking import Ranking
 from zeromem_torch.training.settings import Stage, TrainingSettings
 
 RESUME, LOG = "training.pt", "log.jsonl"
 Losses = tuple[nn.Module, nn.Module]  # of M(q)'s scores, and of R(q)'s
+JUDGES: Losses = ApproximateRecall(5, scale=100.0), ApproximateRecallAtTokens(512, scale=100.0)
+"""What stops the training, whatever it makes small: nearly the measures themselves."""
 
 
 class Log:
@@ -58,15 +60,11 @@ def new_ranking(config: ZeroMemConfig, settings: TrainingSettings, dim: int) -> 
     return Ranking(config, router, ())
 
 
-def losses_of(settings: TrainingSettings) -> Losses:
-    return loss_of(settings.loss), loss_of(settings.handed_loss)
-
-
-def loss_on(ranking: Ranking, own: Cached, losses: Losses, scale: float) -> Tensor:
+def loss_on(ranking: Ranking, own: Cached, losses: Losses) -> Tensor:
     """Summed over questions: half of it on M(q)'s scores, half on R(q)'s."""
     scores = ranking(own)
     parts = scores.fused, scores.ranked
-    both = [loss(part * scale, own.gold, own.bank.unit_tokens).sum() for loss, part in zip(losses, parts, strict=True)]
+    both = [loss(part, own.gold, own.bank.unit_tokens).sum() for loss, part in zip(losses, parts, strict=True)]
     return torch.stack(both).mean()
 
 
@@ -150,7 +148,7 @@ def _stage(
 ) -> int:
     """Returns the epochs after which the loss on what is held out was best, and leaves the ranking there."""
     ranking.learn(stage.learn)
-    losses = losses_of(settings)
+    losses = loss_of(settings.loss), loss_of(settings.handed_loss)
     began = copy.deepcopy(ranking.state_dict())
     adam = torch.optim.Adam(ranking.learning(), lr=stage.rate)
     best, best_epoch, best_state, first = float("inf"), 0, began, 0
@@ -159,7 +157,7 @@ def _stage(
         adam.load_state_dict(resumed.adam)
         best, best_epoch, best_state, first = resumed.best, resumed.best_epoch, resumed.best_state, resumed.epoch
     elif held_out:
-        best = _held_out(ranking, held_out, losses, settings.judged_scale)
+        best = _held_out(ranking, held_out)
     total = sum(len(own.questions) for own in train)
     bar = tqdm(range(first, most), desc=f"stage {number + 1} of {len(settings.stages)}", unit="epoch", disable=None)
     for epoch in bar:
@@ -171,7 +169,7 @@ def _stage(
         for place in order:
             adam.zero_grad()
             own = train[place]
-            data = loss_on(ranking, own, losses, settings.scale) / max(1, len(own.questions))
+            data = loss_on(ranking, own, losses) / max(1, len(own.questions))
             torch.autograd.backward(data + stage.pull / total * ranking.away())
             adam.step()
             spent += float(data.detach()) * len(own.questions)
@@ -179,7 +177,7 @@ def _stage(
             ranking.router.rho.clamp_(0, 1)
         shown = {"loss": spent / total}
         if held_out:
-            shown["held out"] = now = _held_out(ranking, held_out, losses, settings.judged_scale)
+            shown["held out"] = now = _held_out(ranking, held_out)
             if now < best:
                 best, best_epoch, best_state = now, epoch + 1, copy.deepcopy(ranking.state_dict())
         bar.set_postfix(shown)
@@ -196,8 +194,8 @@ def _stage(
 
 
 @torch.no_grad()
-def _held_out(ranking: Ranking, held_out: Sequence[Cached], losses: Losses, scale: float) -> float:
-    total = sum(float(loss_on(ranking, own, losses, scale)) for own in held_out)
+def _held_out(ranking: Ranking, held_out: Sequence[Cached]) -> float:
+    total = sum(float(loss_on(ranking, own, JUDGES)) for own in held_out)
     return total / max(1, sum(len(own.questions) for own in held_out))
 
 

@@ -1,5 +1,9 @@
 """Listwise losses on the scores of a query's units, which cost tokens. A new one is a class here and its name in
-`LOSSES`."""
+`LOSSES`.
+
+Scores lie about one apart at most, so each loss multiplies them first: the larger its ``scale``, the nearer to a rank.
+It is not learned: a loss that only grew sharper would look like progress.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,27 +17,31 @@ from zeromem_torch.errors import ZeroMemError, nearest
 
 
 class Listwise(nn.Module):
-    """Softmax cross-entropy: ``- mean over evidence of ln softmax(score)``, evidence spread evenly."""
+    """Softmax cross-entropy: ``- mean over evidence of ln softmax(scale score)``, evidence spread evenly."""
+
+    def __init__(self, scale: float = 12.0) -> None:
+        super().__init__()
+        self.scale = scale
 
     def forward(
         self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         wanted = gold.to(scores.dtype)
-        return -(scores.log_softmax(1) * wanted).sum(1) / wanted.sum(1).clamp(min=1)
+        return -((self.scale * scores).log_softmax(1) * wanted).sum(1) / wanted.sum(1).clamp(min=1)
 
 
 class RankNet(nn.Module):
-    """``ln(1 + e^(s_u - s_e))``, mean over evidence e and the ``hardest`` other units u."""
+    """``ln(1 + e^(scale (s_u - s_e)))``, mean over evidence e and the ``hardest`` other units u."""
 
-    def __init__(self, hardest: int = 50) -> None:
+    def __init__(self, hardest: int = 50, scale: float = 12.0) -> None:
         super().__init__()
-        self.hardest = hardest
+        self.hardest, self.scale = hardest, scale
 
     def forward(
         self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         others = scores.masked_fill(gold, -torch.inf).topk(min(self.hardest, scores.shape[1]), dim=1).values
-        behind = softplus(others[:, None, :] - scores[..., None]).mean(2)  # of a unit of -inf: 0
+        behind = softplus(self.scale * (others[:, None, :] - scores[..., None])).mean(2)  # of a unit of -inf: 0
         wanted = gold.to(scores.dtype)
         return (behind * wanted).sum(1) / wanted.sum(1).clamp(min=1)
 
@@ -41,18 +49,18 @@ class RankNet(nn.Module):
 class ApproximateRecall(nn.Module):
     """One minus a soft recall@k: evidence counts by ``sigma(k + 1/2 - rank)``, its rank being
 
-    ``1 + sum over other units of sigma(s_u - s_e)``.
+    ``1 + sum over other units of sigma(scale (s_u - s_e))``.
     """
 
-    def __init__(self, k: int = 5) -> None:
+    def __init__(self, k: int = 5, scale: float = 30.0) -> None:
         super().__init__()
-        self.k = k
+        self.k, self.scale = k, scale
 
     def forward(
         self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         slot, row = gold.nonzero(as_tuple=True)
-        above = torch.sigmoid(scores[slot] - scores[slot, row][:, None]).sum(1)
+        above = torch.sigmoid(self.scale * (scores[slot] - scores[slot, row][:, None])).sum(1)
         found = torch.sigmoid(self.k + 1 - above)  # a unit beside itself counts half: rank = 1/2 + above
         return _missed(found, slot, gold)
 
@@ -60,19 +68,19 @@ class ApproximateRecall(nn.Module):
 class ApproximateRecallAtTokens(nn.Module):
     """The same within a budget: with t the mean tokens of a unit, evidence counts by
 
-    ``sigma(1/2 + (budget - tokens of itself and, by sigma(s_u - s_e), of the other units) / t)``.
+    ``sigma(1/2 + (budget - tokens of itself and, by sigma(scale (s_u - s_e)), of the other units) / t)``.
     """
 
-    def __init__(self, budget: int = 512) -> None:
+    def __init__(self, budget: int = 512, scale: float = 30.0) -> None:
         super().__init__()
-        self.budget = budget
+        self.budget, self.scale = budget, scale
 
     def forward(
         self, scores: Float[Tensor, "slots units"], gold: Bool[Tensor, "slots units"], tokens: Int[Tensor, " units"]
     ) -> Float[Tensor, " slots"]:
         slot, row = gold.nonzero(as_tuple=True)
         cost = tokens.to(scores.dtype)
-        above = torch.sigmoid(scores[slot] - scores[slot, row][:, None]) @ cost  # half of its own in it
+        above = torch.sigmoid(self.scale * (scores[slot] - scores[slot, row][:, None])) @ cost  # half of its own in it
         found = torch.sigmoid(0.5 + (self.budget - above - cost[row] / 2) / cost.mean().clamp(min=1))
         return _missed(found, slot, gold)
 

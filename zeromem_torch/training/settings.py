@@ -43,8 +43,6 @@ class TrainingSettings:
     )
     loss: str = "recall@5"  # of M(q)
     handed_loss: str = "recall@512tok"  # of R(q)
-    scale: float = 30.0  # of scores in a loss; smooth, so that most evidence has a gradient
-    judged_scale: float = 100.0  # where training stops: nearly the measure itself
     router: str = "learned"
     features: tuple[str, ...] = DEFAULT
     bonus: tuple[str, ...] = BONUS
