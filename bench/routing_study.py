@@ -398,6 +398,7 @@ def plot(found: Mapping[str, Any], folder: Path) -> None:
                 means = [next(iter(points.values()))["fixed"], *(points[k]["learned"] for k in many)]
                 axes.plot([0, *many], means, marker="o", label=f"from {start}")
             axes.set_title(measure, fontsize=8)
+            axes.set_xticks(range(len(means)))
             axes.set_xlabel("conversations learned from", fontsize=8)
             axes.tick_params(labelsize=7)
         places[0].legend(fontsize=7)

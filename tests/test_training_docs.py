@@ -1,7 +1,9 @@
 """The examples of docs/extending.md run, and what they add is trained like our own."""
 
 import dataclasses
+import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from zeromem_torch.training.cache import cached
 from zeromem_torch.training.fit import fit
 from zeromem_torch.training.settings import Stage, TrainingSettings
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -68,3 +71,13 @@ def test_a_view_of_the_page_ranks(example: dict[str, Any]) -> None:
     plain = memory.pipeline.views_of(own.batch, own.bank, own.signals)
     assert torch.equal(views.graph, plain.graph)
     assert not torch.equal(views.hierarchy, plain.hierarchy)
+
+
+def test_figures_of_the_study_are_those_of_the_result_file() -> None:
+    tables = runpy.run_path(str(ROOT / "bench" / "routing_study.py"))["tables"]
+    found = json.loads((ROOT / "bench" / "results" / "routing-study.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "routing-study.md").read_text(encoding="utf-8")
+    printed = re.search(r"<!-- study -->\n(.*?)<!-- /study -->", page, re.DOTALL)
+    assert printed is not None
+    assert printed[1].strip() == "\n".join(tables(found)).strip()
+    assert all((ROOT / "docs" / picture).exists() for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page))
