@@ -337,8 +337,10 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     assert again == epochs
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ZeroMemError, match="made with these settings"):
+    with pytest.raises(ZeroMemError, match="made with the same settings"):
         fit(RULES, questions[:1], questions[1:], dataclasses.replace(SHORT, seed=5), tmp_path)
+    with pytest.raises(ZeroMemError, match="made with the same configuration and questions"):
+        fit(RULES, questions[1:], questions[:1], SHORT, tmp_path)
     assert (tmp_path / RESUME).exists()
 
 

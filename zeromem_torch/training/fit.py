@@ -1,10 +1,12 @@
 """The loop: Adam over conversations, early stopping on those held out, resumable after every epoch."""
 
 import copy
+import hashlib
 import importlib.util
 import json
+import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,115 +84,118 @@ def fit(
     if not train:
         raise ZeroMemError.of("training", "questions to learn from", "none", "give a data set of several conversations")
     log = Log(folder)
-    ranking, epochs = _run(config, train, held_out, settings, log, folder, None)
+    with _seeded(settings.seed):
+        ranking, epochs = _Run(config, train, held_out, settings, log, folder).through()
     if settings.refit and held_out:
-        ranking, _ = _run(config, [*train, *held_out], (), settings, log, None, epochs)
+        with _seeded(settings.seed):
+            ranking, _ = _Run(config, [*train, *held_out], (), settings, log).through(epochs)
     return ranking, epochs
 
 
-def _run(
-    config: ZeroMemConfig,
-    train: Sequence[Cached],
-    held_out: Sequence[Cached],
-    settings: TrainingSettings,
-    log: Log,
-    folder: Path | None,
-    fixed: Sequence[int] | None,
-) -> tuple[Ranking, list[int]]:
-    with _seeded(settings.seed):
-        ranking = new_ranking(config, settings, train[0].batch.vectors.shape[-1]).to(train[0].bank.device)
-        ranking.standardise(train)
-        state = _Resumed.of(folder, settings)
-        took: list[int] = state.took if state else []
-        for number, stage in enumerate(settings.stages):
-            if state and number < state.stage:
-                continue
-            own = state if state and number == state.stage else None
+class _Run:
+    """One pass through the stages; with a folder, it goes on where one of the same kind was stopped there."""
+
+    def __init__(
+        self,
+        config: ZeroMemConfig,
+        train: Sequence[Cached],
+        held_out: Sequence[Cached],
+        settings: TrainingSettings,
+        log: Log,
+        folder: Path | None = None,
+    ) -> None:
+        self.train, self.held_out, self.settings, self.log, self.folder = train, held_out, settings, log, folder
+        self.kind = {"settings": settings.to_dict(), "configuration and questions": _digest(config, train, held_out)}
+        self.ranking = new_ranking(config, settings, train[0].batch.vectors.shape[-1]).to(train[0].bank.device)
+        self.ranking.standardise(train)
+        self.took: list[int] = []
+
+    def through(self, fixed: Sequence[int] | None = None) -> tuple[Ranking, list[int]]:
+        """All stages, each of so many epochs as it needs, or of as many as are ``fixed``."""
+        stopped = self._stopped()
+        self.took = list(stopped["took"]) if stopped else []
+        for number in range(len(self.took), len(self.settings.stages)):
+            own = stopped if stopped and number == stopped["stage"] else None
             if own:
-                ranking.load_state_dict(own.began)
-            most = stage.epochs if fixed is None else fixed[number]
-            took.append(_stage(ranking, number, stage, most, train, held_out, settings, log, folder, own, list(took)))
-    ranking.learn(())
-    return ranking, took
+                self.ranking.load_state_dict(own["began"])
+            most = self.settings.stages[number].epochs if fixed is None else fixed[number]
+            self.took.append(self._stage(number, most, own))
+        self.ranking.learn(())
+        return self.ranking, self.took
 
+    def _stage(self, number: int, most: int, stopped: Mapping[str, Any] | None) -> int:
+        """Returns the epochs after which the loss on what is held out was best, and leaves the ranking there."""
+        ranking, held_out, stage = self.ranking, self.held_out, self.settings.stages[number]
+        ranking.learn(stage.learn)
+        began = copy.deepcopy(ranking.state_dict())
+        adam = torch.optim.Adam(ranking.learning(), lr=stage.rate)
+        best, best_epoch, best_state, first = float("inf"), 0, began, 0
+        if stopped:
+            ranking.load_state_dict(stopped["now"])
+            adam.load_state_dict(stopped["adam"])
+            best, best_epoch, best_state = stopped["best"], stopped["best_epoch"], stopped["best_state"]
+            first = stopped["epoch"]
+        elif held_out:
+            best = _held_out(ranking, held_out)
+        shown_as = f"stage {number + 1} of {len(self.settings.stages)}"
+        bar = tqdm(range(first, most), desc=shown_as, unit="epoch", disable=None)
+        for epoch in bar:
+            if held_out and epoch - best_epoch >= stage.patience:
+                break
+            shown = {"loss": self._epoch(epoch, stage, adam)}
+            if held_out:
+                shown["held out"] = now = _held_out(ranking, held_out)
+                if now < best:
+                    best, best_epoch, best_state = now, epoch + 1, copy.deepcopy(ranking.state_dict())
+            bar.set_postfix(shown)
+            self.log.write(100 * number + epoch, stage=number, epoch=epoch, **shown)
+            state = {"began": began, "now": ranking.state_dict(), "adam": adam.state_dict(), "best_state": best_state}
+            self._keep({"stage": number, "epoch": epoch + 1, "best": best, "best_epoch": best_epoch, **state})
+        ranking.gate = 0.0
+        if not held_out:
+            return most
+        ranking.load_state_dict(best_state)
+        return best_epoch
 
-class _Resumed:
-    """Where a run that was stopped is to go on."""
-
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.stage, self.epoch, self.took = told["stage"], told["epoch"], list(told["took"])
-        self.began, self.now, self.adam = told["began"], told["now"], told["adam"]
-        self.best, self.best_epoch, self.best_state = told["best"], told["best_epoch"], told["best_state"]
-
-    @classmethod
-    def of(cls, folder: Path | None, settings: TrainingSettings) -> "_Resumed | None":
-        if folder is None or not (folder / RESUME).exists():
-            return None
-        told = torch.load(folder / RESUME, weights_only=True)
-        if told["settings"] != json.dumps(settings.to_dict()):
-            expected = f"a folder without {RESUME}, or one made with these settings"
-            raise ZeroMemError.of("out", expected, str(folder), "name another folder, or remove that file")
-        return cls(told)
-
-
-def _stage(
-    ranking: Ranking,
-    number: int,
-    stage: Stage,
-    most: int,
-    train: Sequence[Cached],
-    held_out: Sequence[Cached],
-    settings: TrainingSettings,
-    log: Log,
-    folder: Path | None,
-    resumed: _Resumed | None,
-    took: list[int],
-) -> int:
-    """Returns the epochs after which the loss on what is held out was best, and leaves the ranking there."""
-    ranking.learn(stage.learn)
-    losses = loss_of(settings.loss), loss_of(settings.handed_loss)
-    began = copy.deepcopy(ranking.state_dict())
-    adam = torch.optim.Adam(ranking.learning(), lr=stage.rate)
-    best, best_epoch, best_state, first = float("inf"), 0, began, 0
-    if resumed:
-        ranking.load_state_dict(resumed.now)
-        adam.load_state_dict(resumed.adam)
-        best, best_epoch, best_state, first = resumed.best, resumed.best_epoch, resumed.best_state, resumed.epoch
-    elif held_out:
-        best = _held_out(ranking, held_out)
-    total = sum(len(own.questions) for own in train)
-    bar = tqdm(range(first, most), desc=f"stage {number + 1} of {len(settings.stages)}", unit="epoch", disable=None)
-    for epoch in bar:
-        if held_out and epoch - best_epoch >= stage.patience:
-            break
+    def _epoch(self, epoch: int, stage: Stage, adam: torch.optim.Adam) -> float:
+        """A step for each conversation; returns the mean loss of a question."""
+        ranking, settings = self.ranking, self.settings
+        losses = loss_of(settings.loss), loss_of(settings.handed_loss)
         ranking.gate = settings.gate * 0.5**epoch
-        order = random.Random(1000 * settings.seed + epoch).sample(range(len(train)), len(train))
-        spent = 0.0
-        for place in order:
+        total, spent = sum(len(own.questions) for own in self.train), 0.0
+        for place in random.Random(1000 * settings.seed + epoch).sample(range(len(self.train)), len(self.train)):
             adam.zero_grad()
-            own = train[place]
+            own = self.train[place]
             data = loss_on(ranking, own, losses) / max(1, len(own.questions))
             torch.autograd.backward(data + stage.pull / total * ranking.away())
             adam.step()
             spent += float(data.detach()) * len(own.questions)
         with torch.no_grad():
             ranking.router.rho.clamp_(0, 1)
-        shown = {"loss": spent / total}
-        if held_out:
-            shown["held out"] = now = _held_out(ranking, held_out)
-            if now < best:
-                best, best_epoch, best_state = now, epoch + 1, copy.deepcopy(ranking.state_dict())
-        bar.set_postfix(shown)
-        log.write(100 * number + epoch, stage=number, epoch=epoch, **shown)
-        if folder is not None:
-            held = {"began": began, "now": ranking.state_dict(), "adam": adam.state_dict(), "best_state": best_state}
-            told = {"stage": number, "epoch": epoch + 1, "took": took, "best": best, "best_epoch": best_epoch}
-            torch.save({**told, **held, "settings": json.dumps(settings.to_dict())}, folder / RESUME)
-    ranking.gate = 0.0
-    if not held_out:
-        return most
-    ranking.load_state_dict(best_state)
-    return best_epoch
+        return spent / total
+
+    def _keep(self, state: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            beside = self.folder / f"{RESUME}.new"
+            torch.save({**state, "took": self.took, "kind": json.dumps(self.kind)}, beside)
+            os.replace(beside, self.folder / RESUME)
+
+    def _stopped(self) -> dict[str, Any] | None:
+        """Where an earlier run is to go on."""
+        if self.folder is None or not (self.folder / RESUME).exists():
+            return None
+        told: dict[str, Any] = torch.load(self.folder / RESUME, weights_only=True)
+        before = json.loads(told["kind"])
+        for what, now in json.loads(json.dumps(self.kind)).items():
+            if before[what] != now:
+                expected = f"a folder without {RESUME}, or one made with the same {what}"
+                raise ZeroMemError.of("out", expected, str(self.folder), "name another folder, or remove that file")
+        return told
+
+
+def _digest(config: ZeroMemConfig, *parts: Sequence[Cached]) -> str:
+    told = [[[own.group, [q.text for q in own.questions]] for own in part] for part in parts]
+    return hashlib.sha256(json.dumps([config.to_dict(), told]).encode()).hexdigest()
 
 
 @torch.no_grad()
