@@ -124,6 +124,7 @@ def of_parts(
         (("hierarchy", "hierarchy_contrast", "graph_contrast"), "fused"),
         (("calibration", "rho"), "ranked"),
         (("sharpness", "affinity", "damping", "decay"), "fused"),
+        (("prior", "exact", "named"), "fused"),
         (("route", "bonus"), "fused"),
     ],
 )
