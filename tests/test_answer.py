@@ -1,7 +1,8 @@
 """Answer calibration (Eq. 16): rules by kind of answer, against the loops, and what must hold for any reply."""
 
 import re
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import equations
 import pytest
@@ -171,6 +172,20 @@ def test_what_is_asked_and_repeated_comes_off(question: str, raw: str, text: str
 def test_a_date_that_nothing_bears_out(question: str, raw: str, text: str, rule: str) -> None:
     said = answer(question, raw)
     assert (said.text, said.rule) == (text, rule)
+
+
+def test_what_is_still_to_come_is_not_of_the_day_it_was_spoken_of() -> None:
+    talk = ("I signed up for the pottery course.", "Lovely! When does it start?", "Next Tuesday, for ten weeks.")
+    items = [item(n, text, JUNE + timedelta(minutes=n)) for n, text in enumerate(talk)]
+    said = answer("When does the pottery course start?", "2020-03-03", *items)
+    assert (said.text, said.rule, said.evidence) == ("13 June 2023", "date: replaced", ("t2",))
+    assert answer("When did the pottery course start?", "2020-03-03", *items).text == "9 June 2023"
+    later = replace(items[2], time=JUNE + timedelta(days=1))  # another day's talk
+    assert answer("When does the pottery course start?", "2020-03-03", *items[:2], later).text == "3 March 2020"
+    before = replace(items[2], time=JUNE - timedelta(minutes=1))
+    assert answer("When does the pottery course start?", "2020-03-03", *items[:2], before).text == "3 March 2020"
+    other = item(3, "We leave next Friday.", JUNE + timedelta(minutes=4))
+    assert answer("When does the pottery course start?", "2020-03-03", *items, other).text == "3 March 2020"
 
 
 def test_a_speaker_is_no_place() -> None:

@@ -19,6 +19,7 @@ from zeromem_torch.cli import COMMANDS, main, parser
 from zeromem_torch.cli.options import NO
 from zeromem_torch.evaluation.run import SYSTEMS
 from zeromem_torch.library import ZeroMem
+from zeromem_torch.reader.protocol import Reply, Usage
 from zeromem_torch.substrate.traces import ZeroMemError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -317,6 +318,16 @@ def test_an_answer_with_what_it_cites(run: Run, memory: Path) -> None:
     assert lines[3:] == ["    I went to the lake in Oslo."]
     status, out, _ = run("answer", "Where did Ann go?", "--raw")
     assert (status, out) == (0, "The answer is: I went to the lake in Oslo.\n")
+
+
+def test_an_answer_that_nothing_bears_out_says_so(run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = [Reply("a zebra", Usage(5, 2, 1), "hash")]
+    monkeypatch.setattr(EchoReader, "read", lambda self, questions, evidence, **_: made_up)
+    status, out, _ = run("answer", "Who sang?")
+    assert (status, out) == (0, "a zebra\n    nothing that was found bears this out\n")
+    assert run("answer", "Who sang?", "--abstain")[1].splitlines()[0] == "not in memory"
+    assert "bears" not in run("answer", "Who sang?", "--abstain")[1]
+    assert run("answer", "Who sang?", "--raw")[1] == "a zebra\n"
 
 
 def test_answers_as_json_and_what_cannot_be_answered(run: Run, memory: Path) -> None:

@@ -245,6 +245,7 @@ _DENIES = re.compile(r"\b(?:not|never|no|unlikely|neither|nor|none)\b|n['\u2019]
 _ASKS_WHEN = re.compile(
     r"\bwhen\b|^\W*(?:\w+\s+)?(?:what|which)\s+(?:exact\s+)?(?:date|day|month|year|week|weekend|time|season)\b", re.I
 )
+_ASKS_AHEAD = re.compile(r"\bwhen\s+(?:does|do|will|shall|is|are|am)\b", re.I)
 _QUALIFIERS = re.compile(
     r"(?:\bthe\s+)?(?:\b(?:around|about|since|until|till|by|early|late|mid|before|after|between|during|circa|from)[\s-]+"
     r"|\bthe\s+)(?:in\s+|the\s+)?$",
@@ -305,7 +306,8 @@ def _replaced(reading: Reading, kind: str, text: str) -> Draft | None:
 def _day_of_what_is_asked(reading: Reading, text: str) -> Draft | None:
     """For a date that no item bears out: the one that the item most about the question tells of, or its own day.
 
-    Such an item holds at least half of the question's words, the speakers' names aside.
+    Such an item holds at least half of the question's words, the speakers' names aside. What is still to come ("When
+    does the course start?") is not of its own day: then the one date of that day's talk behind it, in its place.
     """
     names = frozenset().union(*map(terms_of, reading.speakers))
     asked = reading.asked - names
@@ -315,9 +317,28 @@ def _day_of_what_is_asked(reading: Reading, text: str) -> Draft | None:
     item, dates = reading.items[rank], {candidate.key: candidate for candidate in reading.dates(rank)}
     if len(asked & reading.terms[rank]) < 0.5 * len(asked) or len(dates) > 1 or not item.time:
         return None
+    if not dates and _ASKS_AHEAD.search(reading.question):
+        return _told_behind(reading, rank, text)
     told = next(iter(dates.values())).text if dates else day_of(item.time)
     why = f"nothing bears {text!r} out; {item.trace_id} is most about the question, and was said on {day_of(item.time)}"
     return None if told == text else Draft(told, (rank,), "date: replaced", why)
+
+
+def _told_behind(reading: Reading, rank: int, text: str) -> Draft | None:
+    """The one date that is told on the day of an item, behind it."""
+    moment = reading.items[rank].time
+    behind = {
+        candidate.key: (other, candidate)
+        for other, item in enumerate(reading.items)
+        if moment and item.time and moment < item.time and days_of(item.time) == days_of(moment)
+        for candidate in reading.dates(other)
+    }
+    if len(behind) != 1:
+        return None
+    ((other, candidate),) = behind.values()
+    ids = reading.items[other].trace_id, reading.items[rank].trace_id
+    why = f"nothing bears {text!r} out; {ids[0]} tells when, behind {ids[1]}, which is most about the question"
+    return Draft(candidate.text, (other,), "date: replaced", why)
 
 
 def _inside(reading: Reading, said: Candidate) -> list[int]:

@@ -65,6 +65,8 @@ def answer_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace) -> int:
+    from zeromem_torch.calibration.answer import NOT_IN_MEMORY
+
     with opened(options, read_only=True) as memory:
         queries, asked, settings = _question(options, memory)
         answers = memory.answer_batch(
@@ -89,6 +91,8 @@ def _answer(options: argparse.Namespace) -> int:
             show.lines(answered.text)
             if answered.text != answered.raw.strip() and answered.raw:
                 show.lines(f'{show.INDENT}the reader said "{answered.raw.strip()}"; {answered.explanation}')
+            if answered.text not in ("", NOT_IN_MEMORY) and not answered.supported and not options.raw:
+                show.lines(f"{show.INDENT}nothing that was found bears this out")
             cited = replace(answered.evidence, items=answered.citations)
             several = len(memory.boundaries) > 1
             show.lines(*show.evidence_page(cited, _names(memory), page, boundary=several, explain=False))
