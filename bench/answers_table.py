@@ -4,8 +4,8 @@ The files are what `zeromem eval qa ... --json` wrote; nothing is computed here.
 percent.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,13 @@ def _test(test: Mapping[str, float]) -> str:
     return f"{100 * test['diff']:+.1f} [{100 * test['low']:+.1f}, {100 * test['high']:+.1f}]"
 
 
-def main(paths: Sequence[str]) -> None:
-    for path in paths:
-        print("\n".join(lines(json.loads(Path(path).read_text(encoding="utf-8")))))
+def main(arguments: Sequence[str] | None = None) -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    for path in parser.parse_args(arguments).files:
+        print("\n".join(lines(json.loads(path.read_text(encoding="utf-8")))))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -3,8 +3,8 @@
 The files are what `zeromem eval retrieval ... --json` wrote; nothing is computed here.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,13 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def main(paths: Sequence[str]) -> None:
-    for path in paths:
-        print("\n".join(lines(json.loads(Path(path).read_text(encoding="utf-8")))))
+def main(arguments: Sequence[str] | None = None) -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    for path in parser.parse_args(arguments).files:
+        print("\n".join(lines(json.loads(path.read_text(encoding="utf-8")))))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,12 +1,17 @@
 """Single stages beside the packages that do the same, on the graphs, words and vectors of real memories.
 
-Each is checked against its peer first, and then both are timed on equal cores: one thread each.
+Each is checked against its peer first, and then both are timed on equal cores: one thread each. `bench/pipeline.py`
+runs them, on the memories that it makes.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+if __name__ == "__main__":
+    sys.exit("bench/pipeline.py runs these, on the memories that it makes: see python bench/pipeline.py --help")
 
 import numpy as np
 import torch

@@ -289,6 +289,23 @@ def test_what_a_search_may_see(run: Run, memory: Path) -> None:
     assert len(found(run, *query, "--token-budget", 30)) < 4
 
 
+def test_a_memory_that_is_empty_says_how_to_fill_it(run: Run, data: Path) -> None:
+    (data.parent / "other.toml").write_text('[substrate]\nentities = "rules"\nstop_words = false\n')
+    ZeroMem.open("zeromem-memory", encoder="minilm").close()
+    for command in (["search", "x"], ["add", "x", "--config", "other.toml"]):
+        status, out, err = run(*command)
+        assert (status, out) == (1, "")
+        assert err.count("\n") == 1, "an index of no rows needs no word"
+        assert "memory zeromem-memory: expected something stored in it, got 'nothing yet'" in err
+        assert "`zeromem import FILE`" in err
+
+
+def test_an_index_made_with_other_settings_is_told_of(run: Run, memory: Path) -> None:
+    Path("other.toml").write_text('[substrate]\nentities = "rules"\nstop_words = false\n')
+    err = run("add", "x", "--config", "other.toml")[2]
+    assert "zeromem: the index was made with other settings (stop_words), and is made anew\n" in err
+
+
 def test_nothing_found_is_said_and_has_its_exit_code(run: Run, memory: Path) -> None:
     for more in (["--speaker", "Cy"], ["--min-score", "1"], ["--boundary", "chatt"], ["--after", "2030-01-01"]):
         status, out, err = run("search", "red boat", *more)
@@ -500,10 +517,23 @@ def test_verify_finds_a_flipped_byte_and_rebuild_mends_it(run: Run, memory: Path
     assert len(found(run, "red boat")) > 1
 
 
-def test_another_encoder_is_an_error_that_says_how_to_change_it(run: Run, memory: Path) -> None:
+def test_another_encoder_is_an_error_that_says_how_to_change_it(
+    run: Run, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, _, err = run("add", "x", "--encoder", "mine")
     assert status == 1
     assert "zeromem reencode NAME" in err
+    monkeypatch.setattr("zeromem_torch.library.load_encoder", lambda name, **_: pytest.fail(f"{name} was loaded"))
+    with ZeroMem.open("own", encoder=HashEncoder(fingerprint="mine-0123456789abcdef")) as own:
+        own._record.set_settings({"encoder_name": "some/mine"})
+    status, _, err = run("add", "x", "--memory", "own", "--boundary", "b", "--encoder", "hub/other")
+    assert status == 1, "its name tells, and a hub need not be asked"
+    assert "expected the one this memory was made with, mine-0123456789abcdef, got 'hub/other'" in err
+    assert "zeromem reencode NAME" in err
+    monkeypatch.undo()
+
+
+def test_a_memory_is_changed_to_another_encoder(run: Run, memory: Path) -> None:
     assert run("reencode", "nobody/nothing")[0] == 1
     assert run("reencode", "mine")[:2] == (0, "made the index of 4 traces anew with hash-mine\n")
     assert json.loads(run("stats", "--json")[1])["encoder"] == "hash-mine"
@@ -519,6 +549,7 @@ def test_reading_and_backup_beside_a_writer(run: Run, memory: Path) -> None:
         status, _, err = run("add", "x")
         assert status == 1
         assert "that nobody else writes to" in err
+        assert "if it is `zeromem serve`, write through it" in err
     assert len(listed(run, "--memory", "copy")) == 5
     assert run("backup", "copy")[0] == 1
 
@@ -546,7 +577,9 @@ def test_an_interrupted_command_ends_quietly(run: Run, memory: Path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ZeroMem, "search_batch", interrupted)
-    assert run("search", "x") == (130, "", "zeromem: interrupted; what was added before stays\n")
+    monkeypatch.setattr(ZeroMem, "add", interrupted)
+    assert run("search", "x") == (130, "", "zeromem: interrupted\n")
+    assert run("add", "x") == (130, "", "zeromem: interrupted; what was added before stays\n")
 
 
 # Handles
@@ -659,6 +692,9 @@ def test_an_encoder_that_cannot_be_loaded_is_said_in_one_line(
         (["eval", "retrieval", "jsonl", "--data", "x", "--threads", "-1"], "--threads: expected a whole number"),
         (["eval", "retrieval", "jsonl", "--data", "x", "--threads", "two"], "got 'two'"),
         (["demo", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["search", "x", "--frobnicate"], "zeromem search: error: unrecognized arguments: --frobnicate"),
+        (["search", "x", "--frobnicate"], "usage: zeromem search [-h] [--explain]"),
+        (["handles", "get", "x", "--frobnicate"], "usage: zeromem handles get [-h]"),
         (["search"], "QUERY"),
         (["answer"], "QUERY"),
         (["answer", "x", "--reader-budget", "0"], "--reader-budget: expected a whole number of at least 1"),

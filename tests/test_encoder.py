@@ -444,7 +444,7 @@ def reference(folder: Path) -> dict[str, Any]:
     """What FlagEmbedding makes of the same folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        flag = pytest.importorskip("FlagEmbedding", reason="needs pip install 'zeromem-torch[bge]'")
+        flag = pytest.importorskip("FlagEmbedding", reason="needs pip install '.[bge]'")
         model = flag.BGEM3FlagModel(str(folder), devices="cpu", use_fp16=False)
         found: dict[str, Any] = model.encode(
             LONG, max_length=64, return_dense=True, return_sparse=True, return_colbert_vecs=True

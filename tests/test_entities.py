@@ -182,7 +182,7 @@ def test_spacy_adds_nouns_and_kinds_of_answers(chunks: bool) -> None:
 
 def test_without_spacy_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ZeroMemError, match=r"pip install 'zeromem-torch\[ner\]'"):
+    with pytest.raises(ZeroMemError, match=r"pip install '\.\[ner\]'"):
         SpacyExtractor()
 
 

@@ -186,6 +186,21 @@ def test_openai_messages_one_a_line() -> None:
     assert chat.traces[0].time == datetime(2023, 5, 8, 13, 56, tzinfo=UTC)
 
 
+def test_a_mistyped_content_is_not_left_out_in_silence() -> None:
+    talk = [{"role": "user", "contents": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "x": 1}]
+    chat = read(json.dumps({"messages": talk}), "log.json")
+    assert said(chat) == [("assistant", "Hello")]
+    (bad,) = chat.bad
+    assert "content: expected what was said, got None; did you mean 'contents'? name it 'content'" in bad
+    assert chat.left_out == {"message without text": 1}
+
+
+def test_openai_messages_in_an_array() -> None:
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    chat = read(json.dumps(talk), "log.json")
+    assert (chat.format, said(chat)) == ("openai", [("user", "Hi"), ("assistant", "Hello")])
+
+
 def test_openai_conversations_one_a_line() -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     chat = read(lines({"messages": talk}, {"messages": talk, "id": "c7"}), "train.jsonl")

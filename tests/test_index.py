@@ -696,6 +696,19 @@ def test_rows_made_with_something_else_are_stale_and_kept_until_cleared(tmp_path
     same_again.close()
 
 
+def test_an_index_without_rows_was_made_with_nothing_yet(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    other = {"encoder": "other"}
+    segments = Segments(tmp_path, other)
+    assert segments.stale == ()
+    put(segments, [1])
+    segments.close()
+    same_again = Segments(tmp_path, other)
+    holds(same_again, {1: 0})
+    same_again.close()
+    assert opened(tmp_path).stale == ("encoder", "reading")
+
+
 def test_files_that_no_manifest_names_are_removed_and_others_left(tmp_path: Path) -> None:
     expected = _small(tmp_path)
     orphans = ["segment-00000042.safetensors", "segment-00000043.safetensors.tmp", "manifest.json.tmp"]

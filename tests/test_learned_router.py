@@ -1,6 +1,7 @@
 """The learned router: the rule to the bit before it is trained, the step in the limit, and each query by itself."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,16 @@ def test_a_router_is_saved_and_loaded(tmp_path: Path) -> None:
         assert torch.equal(one, other)
     with torch.no_grad():
         assert torch.equal(again.double()(batch, bank, 5)[1].fused, pipeline.double()(batch, bank, 5)[1].fused)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["routing"]["router"] == "learned"
+    assert again.config.routing.router == "learned"
+    config["routing"]["router"] = "rule"  # as it was written once
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ZeroMemPipeline.from_pretrained(tmp_path).config == again.config
+    as_text = ZeroMemPipeline.from_text(pipeline.to_text())
+    assert as_text.config == again.config
+    for one, other in zip(pipeline.parameters(), as_text.parameters(), strict=True):
+        assert torch.equal(one, other)
     (tmp_path / "router.json").write_text('{"kind": "learnt"}')
     with pytest.raises(ZeroMemError, match=r"router: expected one of .*learned.*did you mean 'learned'"):
         ZeroMemPipeline.from_pretrained(tmp_path)

@@ -3,16 +3,18 @@
 import dataclasses
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import torch
 from toys import RULES, HashEncoder, memory_of, talk
 
-from zeromem_torch.config import CalibrationConfig, RoutingConfig, SignalWeights
+from zeromem_torch.config import CalibrationConfig, ComputeConfig, FusionConfig, RoutingConfig, SignalWeights
 from zeromem_torch.evidence import Evidence, EvidenceItem
 from zeromem_torch.library import ZeroMem
-from zeromem_torch.routing.router import LOCAL, RELATIONAL
-from zeromem_torch.substrate.traces import Trace
+from zeromem_torch.pipeline import ZeroMemPipeline
+from zeromem_torch.routing.router import LOCAL, RELATIONAL, ROUTERS, LearnedRouter
+from zeromem_torch.substrate.traces import Trace, ZeroMemError
 
 LAKE = talk(
     "lake",
@@ -275,3 +277,147 @@ def test_a_small_workspace_of_late_interaction_changes_nothing(memory: ZeroMem) 
         memory.pipeline.signals.late.maxsim.workspace = 1 << 28
     for name in ("maxsim_turn", "maxsim_window"):
         assert parts[name].tolist() == [pytest.approx(row, abs=1e-6) for row in whole[name].tolist()]
+
+
+# Learned weights
+
+
+class Odd(LearnedRouter):
+    kind = "odd"
+
+
+def checkpoint(folder: Path, router: LearnedRouter | None = None) -> Path:
+    """As training writes it, with weights that show."""
+    pipeline = ZeroMemPipeline(dataclasses.replace(RULES, fusion=FusionConfig(graph_contrast=1.5)))
+    pipeline.router = router or LearnedRouter()
+    assert isinstance(pipeline.router, LearnedRouter)
+    pipeline.router.route.data[0] = 1.5
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def asked(memory: ZeroMem) -> list[float]:
+    found = memory.search("What did Ann buy?", boundary="lake")
+    return [found.rho, *(item.score for item in found.items)]
+
+
+def kept(folder: Path, **how: object) -> ZeroMem:
+    return ZeroMem.open(folder, encoder=HashEncoder(), **how)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with kept(tmp_path / "memory", config=RULES) as memory:
+        memory.add(LAKE)
+    return tmp_path / "memory"
+
+
+def test_a_memory_keeps_the_weights_that_it_was_given(folder: Path, tmp_path: Path) -> None:
+    with kept(folder) as memory:
+        before = asked(memory)
+        assert (memory.stats()["router"], memory.stats()["checkpoint"]) == ("rule", None)
+        memory.use(checkpoint(tmp_path / "learned"))
+        after = asked(memory)
+        assert after != before
+    (tmp_path / "learned").rename(tmp_path / "gone")  # the memory has its own
+    for how in ({}, {"read_only": True}, {"index": False}):
+        with kept(folder, **how) as memory:
+            assert asked(memory) == after
+            assert (memory.stats()["router"], memory.stats()["checkpoint"]) == ("learned", "learned")
+            assert memory.config.fusion.graph_contrast == 1.5
+            assert memory.notes == []
+    with kept(folder) as memory:
+        memory.backup(tmp_path / "copy")
+        memory.rebuild()
+        memory.reencode(HashEncoder(fingerprint="hash-2"))
+        assert asked(memory) == after
+    with ZeroMem.open(folder, encoder=HashEncoder(fingerprint="hash-2")) as memory:
+        assert asked(memory) == after
+    with kept(tmp_path / "copy") as memory:
+        assert asked(memory) == after
+        memory.use(None)
+        assert asked(memory) == before
+    with kept(tmp_path / "copy") as memory:
+        assert asked(memory) == before
+        assert (memory.stats()["router"], memory.config) == ("rule", RULES)
+
+
+def test_a_configuration_of_the_callers_own_comes_before_learned_weights(folder: Path, tmp_path: Path) -> None:
+    with kept(folder) as memory:
+        before = asked(memory)
+        memory.use(checkpoint(tmp_path / "learned"))
+        after = asked(memory)
+    with kept(folder, config=RULES) as memory:
+        assert asked(memory) == before
+        assert memory.stats()["router"] == "rule"
+    with kept(folder) as memory:  # the next one who names none has them again
+        assert asked(memory) == after
+
+
+def test_a_memory_that_is_only_read_refuses_other_weights(folder: Path, tmp_path: Path) -> None:
+    with kept(folder, read_only=True) as memory:
+        before = asked(memory)
+        for given in (checkpoint(tmp_path / "learned"), None):
+            with pytest.raises(ZeroMemError, match="memory: expected one opened for writing"):
+                memory.use(given)
+        assert asked(memory) == before
+
+
+def test_weights_are_kept_whole_or_not_at_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kept(folder) as memory:
+        before = asked(memory)
+        with pytest.raises(ZeroMemError, match="expected a folder with config"):
+            memory.use(tmp_path / "nothing")
+
+        def full(*_: object) -> None:
+            raise OSError("disk full")
+
+        monkeypatch.setattr("zeromem_torch.store.Record.set_settings", full)
+        with pytest.raises(OSError, match="disk full"):
+            memory.use(checkpoint(tmp_path / "learned"))
+        assert asked(memory) == before
+    with kept(folder) as memory:
+        assert asked(memory) == before
+
+
+def test_a_router_that_is_not_known_here_is_said_and_the_memory_opens(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROUTERS, Odd.kind, Odd)
+    with kept(folder) as memory:
+        before = asked(memory)
+        memory.use(checkpoint(tmp_path / "mine", Odd()))
+        assert memory.stats()["router"] == "odd"
+    monkeypatch.delitem(ROUTERS, Odd.kind)
+    with kept(folder, read_only=True) as memory:
+        (note,) = memory.notes
+        assert "the weights of 'mine' cannot be used" in note
+        assert "router: expected one of rule, learned, got 'odd'" in note
+        assert "`zeromem use --default`" in note
+        assert asked(memory) == before
+    with kept(folder) as memory:
+        memory.use(None)
+    with kept(folder) as memory:
+        assert memory.notes == []
+
+
+def test_what_is_stored_and_computed_stays_as_the_memory_has_it(tmp_path: Path) -> None:
+    own = dataclasses.replace(RULES, compute=ComputeConfig(backend="torch"), calibration=CalibrationConfig(top_k=2))
+    memory = memory_of(*LAKE, config=own)
+    memory.use(checkpoint(tmp_path / "learned"))
+    assert len(memory.search("What did Ann buy?", boundary="lake").main) == 2
+    assert memory.config.compute.backend == "torch"
+    assert memory.pipeline.fusion.backend == "torch"
+    assert memory.config.routing.router == "learned"
+
+
+def test_a_router_of_another_encoders_vectors_is_refused(folder: Path, tmp_path: Path) -> None:
+    with kept(folder) as memory:
+        wrong = checkpoint(tmp_path / "wrong", LearnedRouter(features=("embedding",), dim=8))
+        with pytest.raises(ZeroMemError, match=r"router: expected an encoder of 8 dimensions.* got 64"):
+            memory.use(wrong)
+        memory.use(checkpoint(tmp_path / "right", LearnedRouter(features=("embedding",), dim=64)))
+        smaller = HashEncoder(fingerprint="small", dim=8)
+        with pytest.raises(ZeroMemError, match=r"router: expected an encoder of 64 dimensions.* got 8"):
+            memory.reencode(smaller)
+        assert memory.stats()["encoder"] == "hash-1"

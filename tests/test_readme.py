@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,21 @@ def test_figures_are_those_of_the_result_files(kind: str, table: str, files: lis
     for path in files:
         for line in lines(json.loads(path.read_text(encoding="utf-8"))):
             assert line in printed[1], path.name
+
+
+@pytest.mark.parametrize("script", ["retrieval_table", "answers_table", "versus"])
+def test_a_script_of_the_benches_says_what_it_is_for(script: str) -> None:
+    call = [sys.executable, str(ROOT / "bench" / f"{script}.py"), "--help"]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+    assert f"bench/{'pipeline' if script == 'versus' else script}.py" in done.stdout + done.stderr
+
+
+def test_the_package_is_installed_by_a_path_and_never_by_a_name() -> None:
+    """No registry has it: whoever takes its name there would be installed."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("zeromem_torch/**/*.py")]
+    for page in pages:
+        assert not re.search(r"pip install ['\"]?zeromem", page.read_text(encoding="utf-8")), page.name
 
 
 @pytest.mark.parametrize(("kind", "pattern"), [("speed", "pipeline-*.json"), ("serving", "serving-*.json")])

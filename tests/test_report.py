@@ -376,5 +376,5 @@ def test_a_bad_line_is_named_with_its_number(tmp_path: Path, bad: str) -> None:
 
 def test_without_matplotlib_the_error_names_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"zeromem-torch\[report\]"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[report\]'"):
         build_report([run])

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from toys import HashEncoder, memory_of, talk
 
 from zeromem_torch.cli.options import Parser
 from zeromem_torch.cli.serve import keys_command, serve_command, top_command
+from zeromem_torch.config import ZeroMemConfig
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.serving.client import Client
 from zeromem_torch.serving.keys import KEYS, Keys
@@ -117,6 +119,36 @@ def test_without_keys_it_listens_nowhere_else(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing was made"
 
 
+def test_a_copy_of_a_served_memory_is_open_to_nobody_else(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "m", tmp_path / "copies" / "monday"
+    secret = Keys(folder / KEYS).make("ann", boundaries=["ann"])
+    rules = ZeroMemConfig.from_dict({"substrate": {"entities": "rules"}}, "test")
+    with ZeroMem.open(folder, encoder=HashEncoder(), config=rules) as memory:
+        memory.add("I bought a red boat.", boundary="ann")
+        (folder / "logs").mkdir()
+        (folder / "logs" / "handles.jsonl").write_text('{"boundary": "ann", "handle": "x"}\n')
+        memory.backup(copy)
+    assert stat.S_IMODE((copy / KEYS).stat().st_mode) == 0o600
+    assert (copy / KEYS).read_bytes() == (folder / KEYS).read_bytes()
+    assert (copy / "logs" / "handles.jsonl").read_bytes() == (folder / "logs" / "handles.jsonl").read_bytes()
+    with ZeroMem.open(copy, encoder=HashEncoder(), config=rules, read_only=True) as memory:
+        service = MemoryService(memory, keys=Keys(copy / KEYS), warm_up=False)
+        with serving(create_app(service, mcp=False)) as url:
+            with Client(url) as nobody, pytest.raises(Unauthorized):
+                nobody.list()
+            with Client(url, secret) as ann:
+                assert ann.search("boat", boundary="ann").found
+
+
+def test_keys_that_cannot_be_read_make_no_copy(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "m", tmp_path / "copy"
+    with ZeroMem.open(folder, encoder=HashEncoder()) as memory:
+        (folder / KEYS).mkdir()  # root reads every file, and no folder
+        with pytest.raises(ZeroMemError, match="keys: expected a file that can be read"):
+            memory.backup(copy)
+    assert not list(copy.iterdir()), "a copy without its keys would be open"
+
+
 def test_with_keys_it_needs_one_and_may_listen_elsewhere(tmp_path: Path) -> None:
     keys = Keys(tmp_path / KEYS)
     secret = keys.make("ann", scopes=["read", "write"], boundaries=["ann"])
@@ -166,7 +198,10 @@ def test_a_wrong_command_line_is_2(arguments: list[str], capsys: pytest.CaptureF
 def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = ("--memory", tmp_path)
     assert run("keys", "make", "ann", "--boundary", "acme/ann", *at) == 0
-    secret = capsys.readouterr().out.strip()
+    out, err = capsys.readouterr()
+    secret = out.strip()
+    assert "export ZEROMEM_KEY=" in err, "what to do next"
+    assert secret not in err, "what is kept of stderr holds no secret"
     assert run("keys", "make", "ops", "--all-boundaries", "--scope", "admin", "--json", *at) == 0
     made = json.loads(capsys.readouterr().out)
     keys = Keys(tmp_path / KEYS)
@@ -234,8 +269,10 @@ def test_top_looks_at_a_server(
         assert re.search(r"batches +\d+\.\d/s of 1\.0 queries", shown)
         assert re.search(r"memories +100% were ready", shown)
         assert "indexed up to" in shown
-        with pytest.raises(ZeroMemError, match="key"):
+        with pytest.raises(ZeroMemError, match="key: expected one of scope admin"):
             look(url, reader)
+        with pytest.raises(ZeroMemError, match="got 'none'; set ZEROMEM_KEY to one of scope admin"):
+            look(url, None)
         monkeypatch.setenv("ZEROMEM_KEY", admin)
         assert run("top", url, "--once", "--every", "0.1") == 0
         assert "requests" in capsys.readouterr().out

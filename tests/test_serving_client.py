@@ -19,6 +19,7 @@ from toys import EchoReader, memory_of, same_evidence, talk
 from zeromem_torch.errors import Conflict, NotFound, ZeroMemError
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.library import ZeroMem
+from zeromem_torch.serving import client as client_module
 from zeromem_torch.serving.client import AsyncClient, Client
 from zeromem_torch.serving.keys import Keys
 from zeromem_torch.serving.refusals import Forbidden, Overloaded, TooLarge, Unauthorized
@@ -227,6 +228,23 @@ def test_a_broken_connection_is_tried_again_only_where_that_changes_nothing() ->
         with Client("http://s", transport=transport) as client, pytest.raises(ZeroMemError, match="zeromem serve"):
             call(client)
         assert len(seen) == 1
+
+
+def test_a_server_that_cannot_be_reached_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda pause: now.__setitem__(0, now[0] + pause))
+    transport, seen = answering(*[httpx2.ConnectError("refused")] * 20)
+    with Client("http://s", transport=transport) as client, pytest.raises(ZeroMemError, match="zeromem serve"):
+        client.search("x", boundary="b")
+    assert len(seen) > 2, "one that starts anew comes back"
+    assert now[0] - 100 <= client_module.REFUSED_FOR
+
+    begun = now[0]  # nor is a pause that follows a broken connection cut short
+    transport, seen = answering(*[httpx2.ReadError("gone")] * 20)
+    with Client("http://s", timeout=20, transport=transport) as client, pytest.raises(ZeroMemError):
+        client.search("x", boundary="b")
+    assert now[0] - begun > 10
 
 
 @pytest.mark.parametrize("reply", [httpx2.Response(502, text="<html>"), httpx2.Response(404, json=[1])])

@@ -21,6 +21,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from zeromem_torch.cli import parser
+from zeromem_torch.errors import ZeroMemError
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.serving.mcp import OPERATIONS, PAGE
 from zeromem_torch.serving.server import create_app
@@ -254,6 +255,13 @@ def test_every_tool_is_listed_with_what_it_needs() -> None:
     listed = {row[0].strip("`"): row[1].strip("`") for row in rows("mcp", "Tools")}
     assert listed == {name: operation.scope for name, operation in OPERATIONS.items()}
     assert f"in the order they came, {PAGE} at a time" in PAGES["mcp"]
+
+
+def test_the_mistake_that_is_shown_is_told_so() -> None:
+    (shown,) = (json.loads(block) for block in blocks("mcp", "json") if "error" in block)
+    with pytest.raises(ZeroMemError) as told:
+        OPERATIONS["search_memory"].check({}, "arguments")
+    assert shown == {"error": {"code": "bad_arguments", "message": str(told.value)}}
 
 
 def test_the_arithmetic_of_the_card_holds() -> None:

@@ -597,6 +597,18 @@ def test_a_client_that_hangs_up_on_a_real_server_frees_it() -> None:
         assert state == ["ended"]
 
 
+def test_a_query_and_a_question_are_told_apart() -> None:
+    with client_of(MemoryService(memory(), reader=EchoReader(), warm_up=False)) as client:
+        for path, field, meant in (
+            ("answer", "query", "question"),
+            ("answer", "queries", "questions"),
+            ("search", "question", "query"),
+            ("search", "questions", "queries"),
+        ):
+            reply = client.post(f"/v1/{path}", json={field: "boat", "boundary": "b"})
+            assert f"did you mean '{meant}'?" in refused(reply, 422, "invalid")["detail"]
+
+
 # Schemas
 
 

@@ -79,12 +79,13 @@ def test_what_is_no_name_is_not_allowed(asked: object) -> None:
 
 
 def test_a_refusal_says_nothing_of_what_is_there() -> None:
-    said = set()
+    said: dict[str, str] = {}
     for scope, asked in [("read", "there"), ("read", "not there"), ("write", "a"), ("admin", ["x/", "y"])]:
         with pytest.raises(Forbidden) as caught:
             reads("a").check(scope, asked)
-        said.add(str(caught.value))
-    assert len(said) == 1
+        assert said.setdefault(scope, str(caught.value)) == str(caught.value)
+        assert f"one of scope {scope} for" in str(caught.value), "what to ask for is said"
+    assert len({text.replace(scope, "") for scope, text in said.items()}) == 1
 
 
 def test_a_secret_is_shown_once_and_stored_as_its_hash(tmp_path: Path) -> None:

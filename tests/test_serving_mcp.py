@@ -480,9 +480,11 @@ def test_the_command_refuses_what_it_cannot_serve(
         assert out == ""
         return error
 
-    assert "key: expected one that this server knows" in started(key=None)
-    assert "key: expected one that this server knows" in started(key="zm_000000000000_x")
-    assert "key: expected one that may do this there" in started("--boundary", "acme-corp", key=secret)
+    for key, got in ((None, "none"), ("", "none"), ("zm_000000000000_x", "another")):
+        said = started(key=key)
+        assert f"key: expected one that this memory knows, got '{got}'; set ZEROMEM_KEY" in said
+        assert "Bearer" not in said, "there are no headers here"
+    assert "key: expected one of scope read for what is asked" in started("--boundary", "acme-corp", key=secret)
     with ZeroMem.open(tmp_path / "m", encoder=HashEncoder()):
         assert "one that nobody else writes to" in started(key=secret)
 
@@ -532,7 +534,7 @@ def test_a_missing_sdk_is_named(
     monkeypatch.setitem(sys.modules, "mcp.server.stdio", None)
     monkeypatch.delitem(sys.modules, "zeromem_torch.serving.mcp")
     assert main(["mcp", str(tmp_path / "m")]) == 1
-    assert "pip install 'zeromem-torch[mcp]'" in capsys.readouterr().err
+    assert "pip install '.[mcp]'" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 
 

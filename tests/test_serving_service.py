@@ -239,9 +239,9 @@ def test_nothing_is_done_outside_a_keys_boundaries() -> None:
             lambda c, b: service.handle(c, "memory_query", {}, boundary=b),
             lambda c, b: service.handle(c, "memory_store", {"type": "fact", "key": "k", "value": "v"}, boundary=b),
         ]
-        for outside in ("acme/bob", "acme-corp", "acme/", "acme", "nowhere"):
+        for ask in asked:
             said = set()
-            for ask in asked:
+            for outside in ("acme/bob", "acme-corp", "acme/", "acme", "nowhere"):
                 with pytest.raises(Forbidden) as refused:
                     await ask(ANN, outside)
                 said.add(str(refused.value))

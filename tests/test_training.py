@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.testing import assert_close
 from toys import RULES, HashEncoder
 
-from zeromem_torch.bank import axis_of, segment_minmax
+from zeromem_torch.bank import MemoryBank, axis_of, segment_minmax
 from zeromem_torch.calibration.evidence import EvidenceCalibration
 from zeromem_torch.config import ClosureConfig, ComputeConfig, HierarchyConfig, SignalWeights, ZeroMemConfig
 from zeromem_torch.evaluation.datasets import Question
@@ -26,13 +26,14 @@ from zeromem_torch.pipeline import ZeroMemPipeline
 from zeromem_torch.retrieval.fusion import ViewFusion, raised
 from zeromem_torch.retrieval.hierarchy import SignalMix, prune_episodes
 from zeromem_torch.retrieval.propagation import EntityPropagation
+from zeromem_torch.routing.queries import QueryBatch
 from zeromem_torch.substrate.traces import ZeroMemError
 from zeromem_torch.training.cache import Cached, cached, grouped
 from zeromem_torch.training.fit import LOG, RESUME, fit, new_ranking
 from zeromem_torch.training.gates import gate_episodes
 from zeromem_torch.training.losses import LOSSES, ApproximateRecallAtTokens, Listwise, loss_of
 from zeromem_torch.training.ranking import LEARNABLE, Ranking
-from zeromem_torch.training.settings import Stage, TrainingSettings
+from zeromem_torch.training.settings import SIGNALS, Stage, TrainingSettings
 from zeromem_torch.training.validation import MEASURES, cross_validate, headroom, measured
 
 PLAIN = ZeroMemConfig(compute=ComputeConfig(backend="torch"))
@@ -55,6 +56,11 @@ def toy(slots: int = 3, units: int = 9) -> Cached:
         for s, own in enumerate(gold)
     ]
     return Cached("b", questions, batch, bank, views.signals, gold, ids, views.graph)
+
+
+def toy_asked() -> tuple[QueryBatch, MemoryBank]:
+    one = toy()
+    return one.batch, one.bank
 
 
 def ranking(config: ZeroMemConfig = PLAIN, settings: TrainingSettings = SHORT) -> Ranking:
@@ -387,7 +393,11 @@ def test_a_checkpoint_is_what_eval_and_a_memory_use(questions: list[Cached], tmp
     made, _ = fit(RULES, questions, (), SHORT)
     pipeline = made.pipeline()
     pipeline.save_pretrained(tmp_path)
-    result = run_retrieval(DATA, ["zeromem"], HashEncoder(), RULES, router=tmp_path)
+    result = run_retrieval(DATA, ["zeromem", "bm25"], HashEncoder(), RULES, router=tmp_path)
+    assert list(result["systems"]) == ["zeromem", "unlearned", "bm25"]
+    plain = run_retrieval(DATA, ["zeromem"], HashEncoder(), RULES)["systems"]["zeromem"]
+    assert result["systems"]["unlearned"]["overall"] == plain["overall"]
+    assert "unlearned" not in run_retrieval(DATA, ["bm25"], HashEncoder(), RULES, router=tmp_path)["systems"]
     assert result["router"] == tmp_path.name
     assert result["config"]["hierarchy"] == dataclasses.asdict(pipeline.config)["hierarchy"]
     rows = [measured(pipeline, own) for own in questions]
@@ -415,6 +425,70 @@ def test_shipped_settings_are_read() -> None:
     assert weights.graph.prior == weights.hierarchy.weights
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('bonus = ["dat"]', r"bonus: expected some of .* got 'dat'; did you mean 'date'"),
+        ('bonus = "date"', "bonus: expected a list of names, got 'date'"),
+        ('mixes = ["activatoin"]', "mixes: expected some of .* did you mean 'activation'"),
+        ('features = ["relatonal"]', "features: expected some of .* did you mean 'relational'"),
+        ("stages = 3", "stages: expected tables, got 3; write .*stages"),
+        ("stages = []", "stages: expected at least one stage"),
+        ("[[stages]]\nepochs = 3", "stage 1, learn: expected a list of what is learned, got None"),
+        ('[[stages]]\nlearn = "rho"', "stage 1, learn: expected a list of names, got 'rho'"),
+        ("[[stages]]\nlearn = []", "stage 1, learn: expected some of prior, "),
+        ('[[stages]]\nlearn = ["ro"]', "stage 1, learn: expected some of .* did you mean 'rho'"),
+        (2 * '[[stages]]\nlearn = ["rho"]\n' + "epochs = 0", "stage 2, epochs: .* at least 1, got 0"),
+        ('[[stages]]\nlearn = ["rho"]\npatience = 1.5', "stage 1, patience: .* at least 1, got 1.5"),
+        ('[[stages]]\nlearn = ["rho"]\nrate = -1', "stage 1, rate: expected a number above 0, got -1"),
+        ('[[stages]]\nlearn = ["rho"]\nrate = nan', "stage 1, rate: expected a number above 0, got nan"),
+        ('[[stages]]\nlearn = ["rho"]\npull = -1', "stage 1, pull: expected a number of at least 0, got -1"),
+        ('[[stages]]\nlearn = ["rho"]\npul = 1', "stage 1, settings: expected keys of .* did you mean 'pull'"),
+        ('seed = "a"', "seed: expected a whole number of at least 0, got 'a'"),
+        ("seed = true", "seed: expected a whole number of at least 0, got True"),
+        ('[[stages]]\nlearn = ["walk"]', "learn: expected what the router has, got 'walk'; write walk = true too"),
+        ('[[stages]]\nlearn = ["rho", "mix"]', "learn: expected what the router has, got 'mix'; write mixes = "),
+        ("walk = 1", "walk: expected true or false, got 1"),
+        ("loss = 3", "loss: expected one of .*, got 3"),
+        ('handed_loss = "recal@5"', "handed_loss: expected one of .* did you mean 'recall@5'"),
+    ],
+)
+def test_a_mistake_in_settings_names_its_key(tmp_path: Path, written: str, said: str) -> None:
+    (tmp_path / "settings.toml").write_text(written)
+    with pytest.raises(ZeroMemError, match=f"^{said}"):
+        TrainingSettings.from_toml(tmp_path / "settings.toml")
+
+
+def test_nothing_to_learn_from_is_said(questions: list[Cached]) -> None:
+    memory = ZeroMem(RULES, encoder=HashEncoder())
+    memory.add(DATA.traces)
+    for asked in ((), (dataclasses.replace(DATA.questions[0], evidence=()),)):
+        bare = dataclasses.replace(DATA, questions=asked)
+        with pytest.raises(ZeroMemError, match=f"questions: expected at least one with evidence, got '{len(asked)}"):
+            cached(memory, bare)
+
+
+def test_an_earlier_run_in_the_folder_is_told(
+    questions: list[Cached], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, left, told = torch.save, [2], list[str]()
+
+    def save(*args: object) -> None:
+        kept(*args)  # type: ignore[arg-type]
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        fit(RULES, questions, (), SHORT, tmp_path, told=told.append)
+    assert told == []
+    _, epochs = fit(RULES, questions, (), SHORT, tmp_path, told=told.append)
+    assert told == ["went on behind epoch 1 of stage 1"]  # the second one's file was not put in its place
+    assert fit(RULES, questions, (), SHORT, tmp_path, told=told.append)[1] == epochs
+    assert told[1:] == ["was trained there already; nothing was trained again"]
+
+
 def test_settings_are_read_and_mistakes_named(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text('loss = "ranknet"\nbonus = ["date"]\n[[stages]]\nlearn = ["hierarchy"]\nepochs = 3\n')
@@ -422,6 +496,7 @@ def test_settings_are_read_and_mistakes_named(tmp_path: Path) -> None:
     assert settings.loss == "ranknet"
     assert settings.bonus == ("date",)
     assert settings.stages == (Stage(("hierarchy",), epochs=3),)
+    assert set(SIGNALS) == set(ZeroMemPipeline(PLAIN).double().signals(*toy_asked()))
     path.write_text("los = 1\n")
     with pytest.raises(ZeroMemError, match="did you mean 'loss'"):
         TrainingSettings.from_toml(path)

@@ -13,6 +13,7 @@ import torch
 from test_evaluation_run import DATA
 from toys import RULES, HashEncoder
 
+from zeromem_torch.cli import train
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.pipeline import ZeroMemPipeline
 from zeromem_torch.retrieval import hierarchy
@@ -58,6 +59,35 @@ def test_what_the_page_adds_is_trained(example: dict[str, Any], tmp_path: Path) 
     memory.use(tmp_path)
     assert isinstance(memory.pipeline.router, example["Cautious"])
     assert 0.2 <= memory.search("Where was the boat bought?", boundary="a").rho <= 0.8
+
+
+def test_the_script_of_the_page_brings_them_to_the_command_line(
+    example: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table, names in ((losses.LOSSES, ["margin"]), (router.ROUTERS, ["cautious"])):
+        for name in names:
+            table.pop(name)  # of the page's code, which the script is to bring
+    (script,) = re.findall(r"```\n(import sys\n.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "mine.py").write_text(script)
+    (tmp_path / "my_parts.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    (tmp_path / "mine.toml").write_text(
+        'router = "cautious"\nloss = "margin"\nfeatures = ["dates_asked"]\n[[stages]]\nlearn = ["route"]\nepochs = 1\n'
+    )
+    rows: list[dict[str, Any]] = []
+    for boundary in "ab":
+        rows.append({"id": boundary, "boundary": boundary, "text": "A boat."})
+        rows.append({"boundary": boundary, "question": "A boat?", "evidence": [boundary]})
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rules.toml").write_text("[substrate]\nentities = 'rules'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as python does with a script's folder
+    monkeypatch.setattr(train, "cached_encoder", lambda options, config: HashEncoder())
+    words = "train router jsonl --data mine.jsonl --config rules.toml --settings mine.toml --out checkpoint"
+    monkeypatch.setattr("sys.argv", ["mine.py", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path("mine.py", run_name="__main__")
+    assert ended.value.code == 0
+    assert json.loads((tmp_path / "checkpoint" / "router.json").read_text())["kind"] == "cautious"
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The encoder of a memory: loaded when it is first needed, none but the one that made it, its tokens counted."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from zeromem_torch.errors import ZeroMemError
 from zeromem_torch.ledger import Ledger, MeteredEncoder
@@ -8,6 +9,25 @@ from zeromem_torch.substrate.encoder import Encoder, RecentTexts, encoder_bytes
 from zeromem_torch.substrate.forward import encoded_texts
 from zeromem_torch.substrate.lexicon import check_sparse_head
 from zeromem_torch.substrate.traces import Trace
+
+
+def check_name(named: str, own: str, made_with: str) -> None:
+    """Refuse another encoder by its name where that tells: loading it may mean gigabytes, or waiting for a hub.
+
+    A fingerprint begins with the encoder's name; whether that of the memory's ``own`` does so is looked at first.
+    """
+    if made_with.startswith(f"{Path(own).name}-") and not made_with.startswith(f"{Path(named).name}-"):
+        raise _another(made_with, named)
+
+
+def _another(made_with: str, got: str) -> ZeroMemError:
+    return ZeroMemError.of(
+        "encoder",
+        f"the one this memory was made with, {made_with}",
+        got,
+        "open the memory without naming an encoder, then change it for all traces with reencode(encoder), or "
+        "on the command line: zeromem reencode NAME",
+    )
 
 
 class MemoryEncoder:
@@ -27,13 +47,7 @@ class MemoryEncoder:
             return self.loaded
         encoder = self._load()
         if self.made_with is not None and encoder.fingerprint != self.made_with:
-            raise ZeroMemError.of(
-                "encoder",
-                f"the one this memory was made with, {self.made_with}",
-                encoder.fingerprint,
-                "open the memory without naming an encoder, then change it for all traces with reencode(encoder), or "
-                "on the command line: zeromem reencode NAME",
-            )
+            raise _another(self.made_with, encoder.fingerprint)
         return self.change(encoder)
 
     def change(self, encoder: Encoder) -> Encoder:

@@ -23,6 +23,11 @@ class Conflict(ZeroMemError):
     """A trace under an id that another one has."""
 
 
+def install(extra: str) -> str:
+    """How to get what an extra brings: by a path, since no registry has the package, and anybody may take its name."""
+    return f"run `pip install '.[{extra}]'` in a clone of zeromem_torch"
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """'did you mean ...? ' with up to three near options, ready to stand in an error; '' when none is near."""
     folded = {option.casefold(): option for option in options}

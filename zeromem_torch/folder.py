@@ -1,7 +1,9 @@
-"""The folder that a memory lives in: what lies there, which process writes there, and what is purged from its logs."""
+"""The folder that a memory lives in: what lies there, which process writes there, what a copy of it needs beside record
+and index, and what is purged from its logs."""
 
 import json
 import os
+import shutil
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +16,8 @@ RECORD = "memory.sqlite"
 INDEX = "index"
 LOGS = "logs"
 WRITER = "writer.json"
+KEYS = "keys.json"
+"""Who may ask a server for what; there is none until a first key is made, and without it a server is open."""
 
 
 def check_record(path: Path, *, read_only: bool) -> None:
@@ -39,7 +43,10 @@ def hold(path: Path) -> FileLock:
             holder = f"one that process {who['pid']} has open since {who['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             holder = "one that another process has open"
-        advice = "close it there, or open it here with read_only=True"
+        advice = (
+            "end that process first, or, if it is `zeromem serve`, write through it (zeromem_torch.serving.client); to "
+            "read beside it from Python, pass read_only=True"
+        )
         raise ZeroMemError.of(f"memory {path}", "one that nobody else writes to", holder, advice) from None
     except OSError as error:
         advice = f"name another ({error})"
@@ -59,6 +66,29 @@ def new_folder(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ZeroMemError.of("path", "a new or empty folder", str(path), "name another")
     path.mkdir(parents=True, exist_ok=True)
+
+
+def copy_keys(path: Path, target: Path) -> None:
+    """Before anything else of a copy: at no moment is it more open than what it copies."""
+    try:
+        content = (path / KEYS).read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        advice = f"copy as the user who serves the memory: a copy without its keys would be open to all ({error})"
+        raise ZeroMemError.of("keys", "a file that can be read", str(path / KEYS), advice) from error
+    with os.fdopen(os.open(target / KEYS, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def copy_logs(path: Path, target: Path) -> None:
+    """After the record: what was purged before it was copied stands in no log of the copy either."""
+    if (path / LOGS).is_dir():
+        (target / LOGS).mkdir()
+        for log_file in (path / LOGS).glob("*.jsonl"):
+            shutil.copyfile(log_file, target / LOGS / log_file.name)
 
 
 def scrub_logs(path: Path, keys: Collection[tuple[str, str]], boundaries: Collection[str]) -> None:

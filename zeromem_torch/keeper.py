@@ -87,7 +87,7 @@ def open_index(folder: Path, fingerprint: Mapping[str, str], *, read_only: bool)
     segments = Segments(folder, fingerprint, read_only=read_only)
     notes = list(segments.problems)
     if segments.stale:
-        notes.append(f"the index was made with another {', '.join(segments.stale)}, and is made anew")
+        notes.append(f"the index was made with other settings ({', '.join(segments.stale)}), and is made anew")
         if read_only:  # a reader cannot mend what is on disk: it makes rows of its own
             return Segments(None, fingerprint), notes
         segments.clear(fingerprint)

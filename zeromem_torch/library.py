@@ -20,9 +20,19 @@ from zeromem_torch.answering import Answering
 from zeromem_torch.collect import Batch
 from zeromem_torch.config import EncoderConfig, ZeroMemConfig
 from zeromem_torch.derived import Derived
-from zeromem_torch.encoding import MemoryEncoder
+from zeromem_torch.encoding import MemoryEncoder, check_name
 from zeromem_torch.evidence import Evidence
-from zeromem_torch.folder import INDEX, RECORD, check_record, hold, let_go, new_folder, scrub_logs
+from zeromem_torch.folder import (
+    INDEX,
+    RECORD,
+    check_record,
+    copy_keys,
+    copy_logs,
+    hold,
+    let_go,
+    new_folder,
+    scrub_logs,
+)
 from zeromem_torch.keeper import AT_ONCE, Keeper, Progress, TraceReader, open_index
 from zeromem_torch.ledger import Ledger
 from zeromem_torch.messages import Message, TextFile, listed, messages_in, messages_of, text_file, trace_of, write_lines
@@ -37,6 +47,9 @@ from zeromem_torch.substrate.encoder import Encoder, load_encoder
 from zeromem_torch.substrate.entities import EntityExtractor
 from zeromem_torch.substrate.traces import Trace, ZeroMemError, check_text, parse_changes, parse_time
 from zeromem_torch.twins import in_thread
+
+LEARNED = "learned"
+"""Name, among a record's settings, of what `use` keeps there."""
 
 
 class ZeroMem:
@@ -81,9 +94,10 @@ class ZeroMem:
         """The memory kept in the folder ``path``, made if there is none; a context manager.
 
         A memory remembers its encoder and configuration: name them when it is made. Another encoder is an error that
-        says how to `reencode`. One process may write; any number may read (``read_only``), and see what was there when
-        they opened it. What the index lacks, after a crash or damage, is made again from the record: `notes` says so;
-        with ``index=False`` it waits for `index_some`.
+        says how to `reencode`. The weights that `use` gave it are searched by, unless a ``config`` is named. One
+        process may write; any number may read (``read_only``), and see what was there when they opened it. What the
+        index lacks, after a crash or damage, is made again from the record: `notes` says so; with ``index=False`` it
+        waits for `index_some`.
 
         ``memory_budget`` ("2GiB", or bytes): how much of the memory may be held ready at once, the rest is read when it
         is asked for; ``workspace`` bytes of it, else half and at most 1 GiB, are for the working tensors of a search.
@@ -95,6 +109,7 @@ class ZeroMem:
         try:
             record = Record(path / RECORD, read_only=read_only)
             stored, name, made_with = (record.setting(key) for key in ("config", "encoder_name", "encoder"))
+            learned = record.setting(LEARNED) if config is None else None
             if config is None:
                 config = ZeroMemConfig.from_dict(json.loads(stored), "config") if stored else ZeroMemConfig()
             given = None if isinstance(encoder, str) else encoder
@@ -104,9 +119,12 @@ class ZeroMem:
                 raise ZeroMemError.of("encoder", expected, None, "pass it: ZeroMem.open(path, encoder=...)")
             if named is not None:
                 config = replace(config, encoder=EncoderConfig(named))
+            if made_with and name and given is None:
+                check_name(config.encoder.name, name, made_with)
             memory = cls.__new__(cls)
             memory._set_up(config, record, given, made_with, extractor, device, dtype, budget, workspace)
             memory.path, memory.read_only, memory._held = path, read_only, held
+            lacking = memory._take_up_weights(learned) if learned else []
             if made_with is None or given is not None or config.encoder.name != name:
                 memory._encoder.get()  # an encoder that is not the memory's is refused now
             if not read_only and made_with is not None:
@@ -115,6 +133,7 @@ class ZeroMem:
                 own_name = "" if given is not None else config.encoder.name
                 memory._remember(encoder_name=own_name, encoder=memory.encoder.fingerprint)
             memory._take_up_index(path / INDEX, index)
+            memory.notes += lacking
         except BaseException:
             if record is not None:
                 record.close()
@@ -135,8 +154,9 @@ class ZeroMem:
         budget: int | None,
         workspace: int | None,
     ) -> None:
-        self.config = config
+        self.config = self._plain = config  # in use; and without what `use` brought
         self.pipeline = ZeroMemPipeline(config)
+        self._checkpoint: str | None = None
         self.device, self._dtype = device, dtype
         half = 1 << 30 if budget is None else min(1 << 30, max(1, budget // 2))
         self.workspace = half if workspace is None else workspace
@@ -171,7 +191,7 @@ class ZeroMem:
 
     def _remember(self, **encoder: str) -> None:
         """Have the record know the configuration, and what else is said."""
-        now = {"config": json.dumps(self.config.to_dict()), **encoder}
+        now = {"config": json.dumps(self._plain.to_dict()), **encoder}
         if any(self._record.setting(name) != value for name, value in now.items()):
             self._record.set_settings(now)
 
@@ -185,6 +205,21 @@ class ZeroMem:
         else:
             keeper.line_up()
         self._serve(keeper)
+
+    def _take_up_weights(self, kept: str) -> builtins.list[str]:
+        """Search by what `use` kept; returns what keeps it from that, after which the memory still opens."""
+        told = json.loads(kept)
+        try:
+            self._follow(ZeroMemPipeline.from_text(told["pipeline"]), told["name"])
+        except ZeroMemError as error:
+            said = f"the weights of {told['name']!r} cannot be used, and those of the configuration are ({error})"
+            return [f"{said}; import what defines them first, or go back with `zeromem use --default`"]
+        return []
+
+    def _follow(self, pipeline: ZeroMemPipeline | None, name: str | None) -> None:
+        """Search by this pipeline's weights from now on; None: by those of the configuration."""
+        self.pipeline = ZeroMemPipeline(self._plain) if pipeline is None else pipeline.within(self._plain)
+        self.config, self._checkpoint = self.pipeline.config, name
 
     @property
     def encoder(self) -> Encoder:
@@ -577,17 +612,22 @@ class ZeroMem:
             queries, evidence, reader, token_budget=reader_budget, calibrate=calibrate, abstain=abstain
         )
 
-    def use(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Route and rank by what `zeromem train router` learned; what is stored, and how it is read, stays."""
+    def use(self, checkpoint: str | os.PathLike[str] | None) -> None:
+        """Route and rank by what `zeromem train router` learned; None: by the rule and the configuration again.
+
+        A memory in a folder keeps a copy, and every later opening searches by it that names no ``config`` of its own.
+        What is stored, and how it is read, stays.
+        """
         with self._operation():
-            pipeline = ZeroMemPipeline.from_pretrained(checkpoint)
-            own = self.config
-            pipeline.config = replace(
-                pipeline.config, encoder=own.encoder, substrate=own.substrate, signals=own.signals, compute=own.compute
-            )
-            pipeline.signals = self.pipeline.signals
-            self.config, self.pipeline = pipeline.config, pipeline
-            self._searcher.follow(pipeline)
+            self._writable()
+            pipeline = None if checkpoint is None else ZeroMemPipeline.from_pretrained(checkpoint)
+            name = None if checkpoint is None else Path(checkpoint).resolve().name
+            if pipeline is not None and pipeline.router.encoder_dim is not None:
+                _check_dim(pipeline, self.encoder)
+            kept = "" if pipeline is None else json.dumps({"name": name, "pipeline": pipeline.to_text()})
+            self._record.set_settings({LEARNED: kept})
+            self._follow(pipeline, name)
+            self._searcher.follow(self.pipeline)
 
     def batches(
         self, queries: Sequence[str], boundaries: Sequence[str], times: Sequence[datetime | None]
@@ -633,9 +673,11 @@ class ZeroMem:
             name = encoder if isinstance(encoder, str) else ""
             if isinstance(encoder, str):
                 encoder = load_encoder(encoder, device=self.device, dtype=self._dtype)
+            _check_dim(self.pipeline, encoder)
             self._encoder.change(encoder)
             if name:
                 self.config = replace(self.config, encoder=EncoderConfig(name))
+                self._plain = replace(self._plain, encoder=EncoderConfig(name))
             self._remember(encoder_name=name, encoder=encoder.fingerprint)
             self.rebuild()
 
@@ -668,6 +710,8 @@ class ZeroMem:
                 "traces": len(self),
                 "boundaries": dict(self._counts),
                 "encoder": self._encoder.made_with,
+                "router": self.pipeline.router.kind,
+                "checkpoint": self._checkpoint,  # what `use` took its weights from
                 "path": None if self.path is None else str(self.path),
                 "live_bytes": self._derived.memories.nbytes,
                 "index": self._derived.stats(),
@@ -718,8 +762,12 @@ class ZeroMem:
             self._open_still()
             target = Path(path)
             new_folder(target)
+            if self.path is not None:
+                copy_keys(self.path, target)
             self._record.backup(target / RECORD)
             self._derived.copy(target / INDEX)
+            if self.path is not None:
+                copy_logs(self.path, target)
 
     # What every method needs
 
@@ -754,3 +802,12 @@ class ZeroMem:
 
 def _budget(size: int | str | None) -> int | None:
     return None if size is None else bytes_of("memory_budget", size)
+
+
+def _check_dim(pipeline: ZeroMemPipeline, encoder: Encoder) -> None:
+    """Refuse what was learned from the vectors of an encoder that this one cannot stand in for."""
+    needed = pipeline.router.encoder_dim
+    if needed is not None and needed != encoder.dim:
+        advice = "train with this encoder, or go back to the configuration's weights with use(None)"
+        expected = f"an encoder of {needed} dimensions, as it was trained with"
+        raise ZeroMemError.of("router", expected, encoder.dim, advice)

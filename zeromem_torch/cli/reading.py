@@ -309,6 +309,7 @@ def _stats(options: argparse.Namespace) -> int:
         f"memory      {options.memory}",
         f"traces      {stats['traces']}",
         f"encoder     {stats['encoder']}",
+        *([f"weights     {stats['checkpoint']} (router: {stats['router']})"] if stats["checkpoint"] else []),
         f"on disk     {size / 1e6:.1f} MB",
         f"boundaries  {len(counts)}",
         *(f"{count:>10}  {name}" for name, count in counts.items()),

@@ -24,6 +24,7 @@ from zeromem_torch.cli.options import (
     say,
     use_threads_and_device,
 )
+from zeromem_torch.errors import install
 from zeromem_torch.substrate.traces import ZeroMemError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _serve(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
-        raise ImportError("a server needs more; run `pip install 'zeromem-torch[serve]'`") from error
+        raise ImportError(f"a server needs more; {install('serve')}") from error
     from zeromem_torch.serving.keys import KEYS, Keys
     from zeromem_torch.serving.logs import set_up
     from zeromem_torch.serving.vllm import VllmWatch
@@ -227,7 +228,7 @@ def _tracing() -> Any:
     try:
         from zeromem_torch.serving.tracing import Tracing
     except ModuleNotFoundError as error:
-        raise ImportError("traces need OpenTelemetry; run `pip install 'zeromem-torch[otel]'`") from error
+        raise ImportError(f"traces need OpenTelemetry; {install('otel')}") from error
     return Tracing()
 
 
@@ -296,6 +297,7 @@ def _make(options: argparse.Namespace) -> int:
     else:
         show.lines(secret)
         say("keep it: it cannot be shown again")
+        say("to use it here: export ZEROMEM_KEY=zm_...")
     return 0
 
 

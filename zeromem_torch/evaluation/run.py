@@ -21,7 +21,7 @@ from zeromem_torch.evaluation.baselines import BASELINES, PlainRetrieval
 from zeromem_torch.evaluation.datasets import Dataset, Question
 from zeromem_torch.evaluation.metrics import paired_bootstrap, recall_at_tokens, recall_hit_all, summarise
 from zeromem_torch.library import ZeroMem
-from zeromem_torch.pipeline import Views
+from zeromem_torch.pipeline import Views, ZeroMemPipeline
 from zeromem_torch.searcher import LONGEST
 from zeromem_torch.substrate.encoder import Encoder
 from zeromem_torch.substrate.traces import ZeroMemError, nearest
@@ -41,6 +41,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "no_calibration": {"calibrate": False},
 }
 MAIN = "zeromem"
+UNLEARNED = "unlearned"  # the same by the weights of the configuration, beside a checkpoint's
 SYSTEMS = (*VARIANTS, *BASELINES)
 
 
@@ -63,7 +64,9 @@ def run_retrieval(
     kept: dict[str, dict[str, Found]] | None = None,
     router: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure systems on a data set; the result is JSON, as the README shows it. ``router``: see `ZeroMem.use`.
+    """Measure systems on a data set; the result is JSON, as the README shows it.
+
+    ``router``: a checkpoint for `ZeroMem.use`; beside what it finds stands what is found without it.
 
     ``kept``, if given, is filled with what each system found for each question id.
     """
@@ -78,12 +81,16 @@ def run_retrieval(
     seconds: dict[str, float] = {}
     found: dict[str, dict[str, Found]] = {}
     memory = ZeroMem(config, encoder=encoder, device=device)
+    unlearned = None
     if router is not None:
+        unlearned = memory.pipeline if MAIN in systems else None
         memory.use(router)
     variants = [name for name in systems if name in VARIANTS]
     if variants:
         memory.add(data.traces)
-        found.update(_run_variants(memory, data.questions, variants))
+        found.update(_run_variants(memory, data.questions, variants, unlearned))
+    if unlearned is not None:
+        systems = [name for one in systems for name in ([MAIN, UNLEARNED] if one == MAIN else [one])]
     plain = [name for name in systems if name in BASELINES]
     with _timed(seconds, "baselines"):
         if plain:
@@ -118,7 +125,10 @@ def run_retrieval(
 
 
 def _run_variants(
-    memory: ZeroMem, questions: Sequence[Question], variants: Sequence[str]
+    memory: ZeroMem,
+    questions: Sequence[Question],
+    variants: Sequence[str],
+    unlearned: ZeroMemPipeline | None = None,
 ) -> dict[str, dict[str, Found]]:
     found: dict[str, dict[str, Found]] = {name: {} for name in variants}
     batches = memory.batches([q.text for q in questions], [q.boundary for q in questions], [q.time for q in questions])
@@ -128,14 +138,18 @@ def _run_variants(
                 views = memory.pipeline.views(group.batch, group.bank)
             for name in variants:
                 with _timed(memory.timings, "fuse, close, calibrate"):
-                    for question, result in _found(memory, group, views, questions, **VARIANTS[name]):
+                    for question, result in _found(memory.pipeline, group, views, questions, **VARIANTS[name]):
                         found[name][question.id] = result
+            if unlearned is not None:
+                views = unlearned.views_of(group.batch, group.bank, views.signals)
+                for question, result in _found(unlearned, group, views, questions):
+                    found.setdefault(UNLEARNED, {})[question.id] = result
             bar.update(len(group.numbers))
     return found
 
 
 def _found(
-    memory: ZeroMem,
+    pipeline: ZeroMemPipeline,
     group: Batch,
     views: Views,
     questions: Sequence[Question],
@@ -144,9 +158,9 @@ def _found(
 ) -> Iterator[tuple[Question, Found]]:
     if graph_weight is not None:
         views = dataclasses.replace(views, graph_weight=torch.full_like(views.graph_weight, graph_weight))
-    top_k = memory.config.calibration.top_k
-    ranked = memory.pipeline.select(views, group.bank, top_k, LONGEST, **stages)
-    handed = memory.pipeline.select(views, group.bank, top_k, **stages)
+    top_k = pipeline.config.calibration.top_k
+    ranked = pipeline.select(views, group.bank, top_k, LONGEST, **stages)
+    handed = pipeline.select(views, group.bank, top_k, **stages)
     main = segment_topk(ranked.fused, group.bank.axes["units"], max(DEPTHS)).tolist()
     rows, few = ranked.result.tolist(), handed.result.tolist()
     ids = [trace.id for one in group.memories for trace in one.turns.traces]
@@ -198,7 +212,7 @@ def _compared(name: str, measures: Mapping[str, Sequence[Mapping[str, float]]]) 
 
     return {
         other: {measure: paired_bootstrap(scores(name, measure), scores(other, measure)) for measure in COMPARED}
-        for other in AGAINST
+        for other in (*AGAINST, *([UNLEARNED] if name == MAIN else []))
         if other in measures and other != name and len(measures[name]) >= FEWEST
     }
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from zeromem_torch.imports.chat import Json, Piece, Reader
-from zeromem_torch.substrate.traces import ZeroMemError
+from zeromem_torch.substrate.traces import ZeroMemError, nearest
 
 
 def _read_traces(reader: Reader, pieces: Sequence[Piece]) -> None:
@@ -40,7 +40,10 @@ def _read_openai(reader: Reader, pieces: Sequence[Piece]) -> None:
                 reader.leave_out(f"{message['role']} message")
                 continue
             if not (text := _text_of(message.get("content"))):
-                reader.leave_out("message without text")
+                if "content" not in message and (close := nearest("content", message)):  # left out, it would be lost
+                    reader.refuse(where, ZeroMemError.of("content", "what was said", None, f"{close}name it 'content'"))
+                else:
+                    reader.leave_out("message without text")
                 continue
             fields = {name: one for name, one in message.items() if name not in (*_NOT_KEPT, *_TIMES, "content")}
             fields = {**shared, **{name: one for name, one in fields.items() if one is not None}, "text": text}

@@ -71,7 +71,8 @@ def _state(folder: Path, raw: bytes | None, names: Sequence[str], fingerprint: M
     else:
         made_with = manifest["fingerprint"]
         both = sorted({*made_with, *fingerprint})
-        stale = tuple(name for name in both if made_with.get(name) != fingerprint.get(name))
+        if manifest["segments"]:  # an index without rows was made with nothing yet
+            stale = tuple(name for name in both if made_with.get(name) != fingerprint.get(name))
         for part in _of_each(load, folder, [] if stale else manifest["segments"]):
             if isinstance(part, str):
                 problems.append(part)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from zeromem_torch.errors import install
 from zeromem_torch.substrate.traces import ZeroMemError
 
 
@@ -50,7 +51,7 @@ def _unpack(file: Path, folder: Path) -> None:
 
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            raise ZeroMemError(f"reader: reading a GGUF file needs {package}; run `pip install gguf accelerate`")
+            raise ZeroMemError(f"reader: reading a GGUF file needs {package}; {install('reader')}")
     bars = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())  # its bar cannot be turned off
     with quiet_transformers(), bars:
         options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}

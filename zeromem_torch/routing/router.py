@@ -47,6 +47,11 @@ class RuleRouter(nn.Module):
         """What `made` makes it from again."""
         return {"rho": float(self.rho)}
 
+    @property
+    def encoder_dim(self) -> int | None:
+        """Dimension of the vectors that it works with; None where any will do."""
+        return None
+
     def rule(self, batch: QueryBatch) -> Float[Tensor, "slots memories"]:
         return torch.where(batch.relational > batch.local, self.rho, 1 - self.rho)
 
@@ -116,6 +121,10 @@ class LearnedRouter(RuleRouter):
             "dim": self.dim,
             "temperature": self.temperature,
         }
+
+    @property
+    def encoder_dim(self) -> int | None:
+        return self.dim if any(not FEATURES[name].width for name in self.features) else None
 
     def standardise(self, features: Float[Tensor, "queries width"]) -> None:
         """Take mean and deviation from these; a feature that never varies keeps its scale."""

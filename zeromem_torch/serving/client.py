@@ -22,7 +22,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
-from zeromem_torch.errors import Conflict, NotFound, ZeroMemError
+from zeromem_torch.errors import Conflict, NotFound, ZeroMemError, install
 from zeromem_torch.evidence import Evidence, EvidenceItem
 from zeromem_torch.messages import Message, listed, messages_in
 from zeromem_torch.reader.protocol import Usage
@@ -34,7 +34,7 @@ from zeromem_torch.substrate.traces import Trace, parse_time
 try:
     import httpx2
 except ImportError as error:
-    raise ImportError("the client needs httpx2; run `pip install 'zeromem-torch[client]'`") from error
+    raise ImportError(f"the client needs httpx2; {install('client')}") from error
 
 if TYPE_CHECKING:
     from zeromem_torch.store import Change
@@ -43,6 +43,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 AT_ONCE = 256
 """Queries sent in one request; more are sent in several."""
+REFUSED_FOR = 2.0
+"""Seconds for which a server that cannot be reached is tried: one that starts anew comes back, a wrong address not."""
 
 
 @dataclass(frozen=True)
@@ -398,6 +400,7 @@ class _Patience:
         self.end = time.monotonic() + timeout
         self.pause = 0.0
         self._tries = 0
+        self._unreached: float | None = None  # since when
 
     def request(self) -> builtins.dict[str, Any]:
         left = max(0.001, self.end - time.monotonic())
@@ -418,8 +421,13 @@ class _Patience:
             return self._goes_on(error.retry_after * random.uniform(1.0, 1.2))
         if not isinstance(error, httpx2.TransportError):
             return False
-        may = self.call.again or isinstance(error, httpx2.ConnectError)
-        if may and self._goes_on(min(0.1 * 2**self._tries, 2.0)):
+        pause, reached = min(0.1 * 2**self._tries, 2.0), not isinstance(error, httpx2.ConnectError)
+        if reached:
+            self._unreached = None
+        elif self._unreached is None:
+            self._unreached = time.monotonic()
+        soon = self._unreached is None or time.monotonic() + pause < self._unreached + REFUSED_FOR
+        if soon and (self.call.again or not reached) and self._goes_on(pause):
             return True
         got = f"{type(error).__name__}: {error}"
         advice = "start it with `zeromem serve`, or name another"

@@ -23,18 +23,14 @@ from typing import Any
 from filelock import FileLock
 
 from zeromem_torch.errors import ZeroMemError, nearest
+from zeromem_torch.folder import KEYS as KEYS
 from zeromem_torch.scope import Boundary
 from zeromem_torch.serving.refusals import Forbidden, Unauthorized
 from zeromem_torch.substrate.traces import check_boundary, check_text
 
 SCOPES = ("read", "write", "admin")
 """admin: both others, and purge, metrics, status and release_memory, inside the key's boundaries."""
-KEYS = "keys.json"
-"""The file, in the memory's folder."""
 _NAME = re.compile(r"[\w.@+-]{1,64}")  # it stands in logs and in the history
-_FORBIDDEN = str(
-    ZeroMemError.of("key", "one that may do this there", "one that may not", "use another, or ask who made it for more")
-)
 _UNAUTHORIZED = str(
     ZeroMemError.of("key", "one that this server knows", "none or another", "send Authorization: Bearer zm_...")
 )
@@ -59,9 +55,10 @@ class Caller:
         return all(isinstance(part, str) and self._covers(part) for part in parts)
 
     def check(self, scope: str, asked: Boundary) -> None:
-        """Refuse what this caller may not do. One text for all of it, so that it tells nothing of what is there."""
+        """Refuse what this caller may not do, and name the scope that it needs; nothing of what is there is told."""
         if not self.may(scope, asked):
-            raise Forbidden(_FORBIDDEN)
+            advice = "use another, or ask who made it for more"
+            raise Forbidden.of("key", f"one of scope {scope} for what is asked", "one that is not", advice)
 
     def visible(self, known: Iterable[str]) -> tuple[str, ...]:
         """Of these boundaries, those it may read."""

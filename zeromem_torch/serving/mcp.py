@@ -406,7 +406,11 @@ async def serve_stdio(service: MemoryService, *, key: str | None = None, boundar
     """
 
     def caller() -> Caller:  # at every request: a key may be revoked while we run
-        who = service.authenticate(key)
+        try:
+            who = service.authenticate(key)
+        except Unauthorized:
+            got, advice = "none" if not key else "another", "set ZEROMEM_KEY to one (`zeromem keys make` makes one)"
+            raise Unauthorized.of("key", "one that this memory knows", got, advice) from None
         return who if boundary is None else narrowed(who, boundary)
 
     caller()

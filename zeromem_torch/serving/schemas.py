@@ -42,6 +42,9 @@ _WORDS = {
     "null": "null",
 }
 
+_MEANT = {"query": "question", "question": "query", "queries": "questions", "questions": "queries"}
+"""What is searched for is a query, and what is answered a question: too far apart as words to be guessed."""
+
 
 # Checks
 
@@ -171,7 +174,9 @@ def _object(schema: Json, schemas: Mapping[str, Json]) -> Check | None:
                 others(own, f"{prefix}{shown(field)}")
             elif not rest:
                 expected = f"some of {', '.join(properties)}"
-                raise ZeroMemError.of(name or "body", expected, field, f"{nearest(field, properties)}leave it out")
+                asks = field in _MEANT and not properties.keys().isdisjoint(_MEANT)
+                close = f"did you mean {_MEANT[field]!r}? " if asks else nearest(field, properties)
+                raise ZeroMemError.of(name or "body", expected, field, f"{close}leave it out")
         for field in required:
             if field not in value:
                 close = nearest(field, (other for other in value if other not in properties))

@@ -144,6 +144,10 @@ def _get(url: str, key: str | None) -> str:
     except urllib.error.HTTPError as error:
         with error:
             said = error.read().decode(errors="replace")
+        if error.code == 401:
+            got = "none" if not key else "another"
+            advice = "set ZEROMEM_KEY to one of scope admin (`zeromem keys make` makes one)"
+            raise ZeroMemError.of("key", "one that this server knows", got, advice) from None
         try:
             raise ZeroMemError(str(json.loads(said)["detail"])) from None
         except (ValueError, KeyError, TypeError) as other:

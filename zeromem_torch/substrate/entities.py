@@ -20,6 +20,7 @@ import snowballstemmer
 import torch
 from tqdm.auto import tqdm
 
+from zeromem_torch.errors import install
 from zeromem_torch.substrate.tagger import Taggers
 from zeromem_torch.substrate.tokenizer import STOP_WORDS, tokenize
 from zeromem_torch.substrate.traces import ZeroMemError
@@ -122,7 +123,7 @@ class SpacyExtractor:
     def __init__(self, *, chunks: bool = False, model: str | None = None, processes: int | None = None) -> None:
         if importlib.util.find_spec("spacy") is None:
             raise ZeroMemError(
-                "entities: dialogues need spaCy for their nouns; run `pip install 'zeromem-torch[ner]'`, "
+                f"entities: dialogues need spaCy for their nouns; {install('ner')}, "
                 'or set entities = "rules" under [substrate]'
             )
         found = _spacy_model(model)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from zeromem_torch.bank import MemoryBank
+from zeromem_torch.errors import ZeroMemError
 from zeromem_torch.evaluation.datasets import Dataset, Question
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.retrieval.signals import Signals
@@ -35,7 +36,7 @@ class Cached:
 
 def cached(memory: ZeroMem, data: Dataset, *, seed: int = 0) -> list[Cached]:
     """One forward of all that is dear, for each question with evidence."""
-    asked = [question for question in data.questions if question.evidence]
+    asked = usable(data)
     found = []
     groups = grouped(asked, seed)
     with tqdm(total=len(asked), desc="signals", unit="question", disable=None) as bar, torch.no_grad():
@@ -45,6 +46,15 @@ def cached(memory: ZeroMem, data: Dataset, *, seed: int = 0) -> list[Cached]:
                 found += _cached(memory, group, some)
                 bar.update(len(some))
     return found
+
+
+def usable(data: Dataset) -> list[Question]:
+    """The questions to learn from: those with evidence, without any of which there is nothing to learn."""
+    asked = [question for question in data.questions if question.evidence]
+    if not asked:
+        got = f"{len(data.questions)} without any"
+        raise ZeroMemError.of("questions", "at least one with evidence", got, f"check the file of {data.name}")
+    return asked
 
 
 def grouped(questions: Sequence[Question], seed: int) -> dict[str, list[Question]]:

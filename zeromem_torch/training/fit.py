@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,24 @@ def fit(
     held_out: Sequence[Cached],
     settings: TrainingSettings,
     folder: Path | None = None,
+    *,
+    told: Callable[[str], None] = lambda line: None,
 ) -> tuple[Ranking, list[int]]:
     """Train through the stages; returns the ranking and the epochs each stage took.
 
-    With ``refit`` the epochs are found with ``held_out``, and then taken with all questions.
+    With ``refit`` the epochs are found with ``held_out``, and then taken with all questions. ``told`` is what the
+    folder held of an earlier run.
     """
     if not train:
         raise ZeroMemError.of("training", "questions to learn from", "none", "give a data set of several conversations")
     log = Log(folder)
     with _seeded(settings.seed):
-        ranking, epochs = _Run(config, train, held_out, settings, log, folder).through()
+        run = _Run(config, train, held_out, settings, log, folder)
+        ranking, epochs = run.through()
+    if run.went_on is not None:
+        stage, epoch = run.went_on
+        where = f"went on behind epoch {epoch} of stage {stage + 1}"
+        told(where if run.trained else "was trained there already; nothing was trained again")
     if settings.refit and held_out:
         with _seeded(settings.seed):
             ranking, _ = _Run(config, [*train, *held_out], (), settings, log).through(epochs)
@@ -109,11 +117,14 @@ class _Run:
         self.ranking = new_ranking(config, settings, train[0].batch.vectors.shape[-1]).to(train[0].bank.device)
         self.ranking.standardise(train)
         self.took: list[int] = []
+        self.went_on: tuple[int, int] | None = None  # stage and epoch after which an earlier run was stopped
+        self.trained = 0  # epochs of this one
 
     def through(self, fixed: Sequence[int] | None = None) -> tuple[Ranking, list[int]]:
         """All stages, each of so many epochs as it needs, or of as many as are ``fixed``."""
         stopped = self._stopped()
         self.took = list(stopped["took"]) if stopped else []
+        self.went_on = (stopped["stage"], stopped["epoch"]) if stopped else None
         for number in range(len(self.took), len(self.settings.stages)):
             own = stopped if stopped and number == stopped["stage"] else None
             if own:
@@ -159,6 +170,7 @@ class _Run:
 
     def _epoch(self, epoch: int, stage: Stage, adam: torch.optim.Adam) -> float:
         """A step for each conversation; returns the mean loss of a question."""
+        self.trained += 1
         ranking, settings = self.ranking, self.settings
         losses = loss_of(settings.loss), loss_of(settings.handed_loss)
         ranking.gate = settings.gate * 0.5**epoch

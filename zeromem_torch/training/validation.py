@@ -71,6 +71,13 @@ def headroom(pipeline: ZeroMemPipeline, own: Cached, seed: int = 0) -> dict[str,
     }
 
 
+def check_folds(groups: int) -> None:
+    """One is left out and another one stops the training, so that a third has to be there to learn from."""
+    if groups < 3:
+        expected = "at least 3 conversations (boundaries), or 3 questions of a single one"
+        raise ZeroMemError.of("cross-validation", expected, groups, "train without --cross-validate")
+
+
 def cross_validate(
     config: ZeroMemConfig,
     questions: Sequence[Cached],
@@ -85,9 +92,7 @@ def cross_validate(
     ``control``: beside them the `headroom` of rho, which no training changes.
     """
     groups = list(dict.fromkeys(own.group for own in questions))
-    if len(groups) < 3:
-        expected = "at least 3 conversations, or 3 questions of one pool"
-        raise ZeroMemError.of("cross-validation", expected, len(groups), "train without --cross-validate")
+    check_folds(len(groups))
     start = ZeroMemPipeline(config).to(questions[0].bank.device).eval()
     names = ("fixed", "learned", *(("oracle_rho", "jitter") if control else ()))
     rows: dict[str, Rows] = {name: {measure: [] for measure in MEASURES} for name in names}
@@ -129,6 +134,11 @@ def summary(rows: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
 
 def joined(parts: Sequence[Rows]) -> Rows:
     return {measure: [value for part in parts for value in part[measure]] for measure in MEASURES}
+
+
+def means_of(pipeline: ZeroMemPipeline, questions: Sequence[Cached]) -> dict[str, float]:
+    rows = joined([measured(pipeline, own) for own in questions])
+    return {measure: float(np.mean(rows[measure])) for measure in MEASURES}
 
 
 def weights_of(config: ZeroMemConfig) -> dict[str, Any]:

@@ -23,6 +23,9 @@ def load_jsonl(source: Source) -> Parts:
     for row in source.rows:
         if "question" not in row.fields:
             fields = {key: value for key, value in row.fields.items() if value is not None}
+            if "query" in fields and "text" not in fields:
+                expected = "a trace with its text, or a question"
+                raise ZeroMemError.of(row.place, expected, "query", "did you mean 'question'? rename it")
             session = str(fields.get("boundary")), str(fields.get("session", ""))
             traces.append(trace_of(row.place, {"order": lengths[session], **fields}))
             lengths[session] += bool(session[1])

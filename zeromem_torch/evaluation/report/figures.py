@@ -9,6 +9,8 @@ from html import escape
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
+from zeromem_torch.errors import install
+
 # Stand-ins that no other part of a drawing uses, and what the page calls the colour.
 INK, SOFT, LINE, ACCENT = "#010101", "#020202", "#030303", "#040404"
 _PAGE = {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)", ACCENT: "var(--accent)"}
@@ -111,7 +113,7 @@ def _drawn(paint: Callable[[Any], None], height: float, about: str) -> str:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("the report's figures need matplotlib; run `pip install 'zeromem-torch[report]'`") from error
+        raise ImportError(f"the report's figures need matplotlib; {install('report')}") from error
     written = io.StringIO()
     with rc_context(_STYLE), catch_warnings():
         filterwarnings("ignore", "Glyph .* missing")  # the page's fonts may have it
