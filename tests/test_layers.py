@@ -38,7 +38,7 @@ LAYERS = (
 ASIDE = {
     "kernels": set[str](),
     "store": {"errors", "substrate"},
-    "reader": {"config", "evidence", "ledger", "substrate"},
+    "reader": {"config", "errors", "evidence", "ledger", "substrate"},
 }
 IMPORTERS_ASIDE = {
     "kernels": {"sparse", "retrieval", "closure", "calibration", "training"},
