@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from zeromem_torch.index import Segments, disk
+from zeromem_torch import disk
+from zeromem_torch.index import Segments
 from zeromem_torch.index import files as index_files
 from zeromem_torch.index import segments as index_segments
 from zeromem_torch.index.files import FORMAT, MANIFEST, parsed, printed
@@ -833,7 +834,7 @@ class Faults:
         self.lasting = False
         self.done: list[tuple[str, str]] = []
         self.steps = 0
-        for name in ("write", "replace", "sync_folder", "unlink"):
+        for name in ("write", "replace", "sync", "unlink"):
             monkeypatch.setattr(disk, name, self._hooked(name, getattr(disk, name)))
 
     def set(self, at: int, when: str, error: Callable[[], BaseException], *, lasting: bool = False) -> None:
@@ -1036,7 +1037,7 @@ def test_a_manifest_follows_its_segments_and_is_followed_by_removals(
             assert f"{name}.tmp" in written  # `write` ends with its sync
             assert not pending
             pending.add(name)
-        elif step == "sync_folder":
+        elif step == "sync":
             pending.clear()
         else:
             assert not pending

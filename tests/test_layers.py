@@ -14,7 +14,7 @@ PACKAGE = ROOT / "zeromem_torch"
 
 # From the bottom up: a layer may import itself and the layers below it, never one above it.
 LAYERS = (
-    {"errors"},
+    {"disk", "errors"},
     {"backends", "sizes", "twins"},
     {"config", "evidence", "sparse", "bank"},
     {"substrate"},
@@ -37,7 +37,7 @@ LAYERS = (
 # Beside the layers: what a module may import, and who may import it.
 ASIDE = {
     "kernels": set[str](),
-    "store": {"errors", "substrate"},
+    "store": {"disk", "errors", "substrate"},
     "reader": {"config", "errors", "evidence", "ledger", "substrate"},
 }
 IMPORTERS_ASIDE = {

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -322,13 +323,10 @@ def test_training_lowers_the_loss_and_is_the_same_again(questions: list[Cached],
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("after", [2, 4])
-def test_a_run_that_was_stopped_goes_on_where_it_was(
-    questions: list[Cached], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    whole, epochs = fit(RULES, questions[:1], questions[1:], SHORT)
-    kept = torch.save
-    left = [after]
+@contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
+    """What runs inside is stopped behind the ``after``-th time that it keeps where it is."""
+    kept, left = torch.save, [after]
 
     def save(*args: object) -> None:
         kept(*args)  # type: ignore[arg-type]
@@ -336,10 +334,19 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
         if not left[0]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+@pytest.mark.parametrize("after", [2, 4])
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    questions: list[Cached], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    whole, epochs = fit(RULES, questions[:1], questions[1:], SHORT)
+    with interrupted(monkeypatch, after):
         fit(RULES, questions[:1], questions[1:], SHORT, tmp_path)
-    monkeypatch.setattr(torch, "save", kept)
     resumed, again = fit(RULES, questions[:1], questions[1:], SHORT, tmp_path)
     assert again == epochs
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
@@ -471,16 +478,8 @@ def test_nothing_to_learn_from_is_said(questions: list[Cached]) -> None:
 def test_an_earlier_run_in_the_folder_is_told(
     questions: list[Cached], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, left, told = torch.save, [2], list[str]()
-
-    def save(*args: object) -> None:
-        kept(*args)  # type: ignore[arg-type]
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(KeyboardInterrupt):
+    told: list[str] = []
+    with interrupted(monkeypatch, 2):
         fit(RULES, questions, (), SHORT, tmp_path, told=told.append)
     assert told == []
     _, epochs = fit(RULES, questions, (), SHORT, tmp_path, told=told.append)

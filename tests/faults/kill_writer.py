@@ -45,8 +45,8 @@ import sqlite3
 import torch
 from toys import RULES, HashEncoder, memory_of
 
-from zeromem_torch import keeper
-from zeromem_torch.index import Segments, disk
+from zeromem_torch import disk, keeper
+from zeromem_torch.index import Segments
 from zeromem_torch.library import ZeroMem
 from zeromem_torch.store import sqlite
 from zeromem_torch.substrate.traces import Trace
@@ -59,7 +59,7 @@ WORDS = ("kestrel", "lantern", "harbour", "violin", "orchard", "granite", "saffr
 FOLDER_LIFE = 25  # points in one folder, about
 MOST_TRACES = 200
 PATIENCE = 60.0  # seconds until a writer that should have died at a step is taken for stuck
-STEPS = ("write", "replace", "sync_folder", "unlink")  # of the index, between which a crash can fall
+STEPS = ("write", "replace", "sync", "unlink")  # of the index, between which a crash can fall
 VM_STEPS = 25  # instructions of a statement between two places where it may be cut short
 
 

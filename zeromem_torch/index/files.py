@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from zeromem_torch.index import disk
+from zeromem_torch import disk
 from zeromem_torch.index.parts import Part, bury
 from zeromem_torch.substrate.forward import Forward
 from zeromem_torch.substrate.traces import ZeroMemError

@@ -10,7 +10,7 @@ from threading import Lock, RLock, Thread
 import numpy as np
 import numpy.typing as npt
 
-from zeromem_torch.index import disk
+from zeromem_torch import disk
 from zeromem_torch.index.files import MANIFEST, damage, manifest_of, parsed, read_state, saved, segment_name
 from zeromem_torch.index.parts import Numbers, Part, bury, copied, due, joined, living, locate
 from zeromem_torch.substrate.forward import Forward

@@ -22,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from zeromem_torch import disk
 from zeromem_torch.errors import ZeroMemError, nearest
 from zeromem_torch.folder import KEYS as KEYS
 from zeromem_torch.scope import Boundary
@@ -219,11 +220,7 @@ class Keys:
             os.replace(new, self.path)
         finally:
             new.unlink(missing_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        disk.sync(self.path.parent)
         self._refresh()
 
 

@@ -1,6 +1,5 @@
 """What only SQLite needs: connections, files, and its errors in words."""
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,6 +9,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
+from zeromem_torch import disk
 from zeromem_torch.store.rows import DamagedRow
 from zeromem_torch.substrate.traces import ZeroMemError
 
@@ -107,9 +107,9 @@ def placed(path: Path) -> Iterator[Path]:
     _unlink(new)
     try:
         yield new
-        _sync(new)
+        disk.sync(new)
         new.replace(path)
-        _sync(path.parent)
+        disk.sync(path.parent)
     except BaseException:
         _unlink(new)
         raise
@@ -118,14 +118,6 @@ def placed(path: Path) -> Iterator[Path]:
 def _unlink(database: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         database.with_name(database.name + suffix).unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Errors

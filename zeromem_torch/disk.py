@@ -14,7 +14,7 @@ def put(path: Path, data: bytes) -> None:
     try:
         write(temporary, data)
         replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError:
         with suppress(OSError):  # a full disk gets its room back
             unlink(temporary)
@@ -47,8 +47,9 @@ def replace(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """A file's content, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
